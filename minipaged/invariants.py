@@ -159,9 +159,11 @@ def _check_tables(
             f"the span of sequence {seq.seq_id} has the table {span.block_table}, "
             f"but the sequence holds {table}",
         )
-        # A group that is refilled after a recompute preemption has the blocks it had then:
-        # those of all tokens but the last, which the next ordinary decode step feeds.
-        tokens = seq.num_tokens - (group.shape is not None)
+        # Several siblings that compute without sampling are being refilled after a recompute
+        # preemption: they have the blocks of then, those of all tokens but the last, which the
+        # next ordinary decode step feeds.
+        refilling = len(group.seqs) > 1 and not span.sample
+        tokens = seq.num_tokens - refilling
         need = _ceil_div(tokens, block_size)
         _demand(
             len(table) == need if exact else len(table) >= need,
