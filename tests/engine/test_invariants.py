@@ -75,7 +75,8 @@ class Rig:
 
 @pytest.fixture
 def rig():
-    """A prompt of six tokens, three siblings that feed their second token, one group of each other kind.
+    """A prompt of six tokens, three siblings that feed their second token, a swapped group and a
+    waiting one.
 
     Of the siblings the first two have copied their last block, and the third writes in place.
     """
@@ -128,14 +129,15 @@ def test_i3_allows_a_refill_to_write_a_block_shared_before_it_is_computed():
     rig = Rig()
     group = rig.group("refilled", [[0, 1], [0, 2]], tokens=9, outputs=1)
     first, second = group.live
-    first.num_computed = second.num_computed = 0
+    # The second counts the shared block as computed, and begins behind it.
+    first.num_computed, second.num_computed = 0, 4
     rig.plan.spans = [
         Span(first.seq_id, 0, first.token_ids[:8], rig.kv.tables[first.seq_id], sample=False),
         Span(second.seq_id, 4, second.token_ids[4:8], rig.kv.tables[second.seq_id], sample=False),
     ]
     rig.check()
     # Once it is computed, it is computed.
-    second.num_computed = 4
+    first.num_computed = 4
     refused("I3", rig)
 
 
@@ -279,6 +281,9 @@ def test_i8_a_step_that_neither_schedules_nor_ends_anything(rig):
     with pytest.raises(InvariantError, match="I8"):
         committed(rig)
     committed(rig, Output("gone", finished=True))
+    rig.plan.preempted = [Preempted("waiting", "recompute")]
+    committed(rig)
+    rig.plan.preempted = []
     rig.groups.clear()
     committed(rig)
 
