@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from minipaged.contracts import BlockPair, KVManager, StepPlan
 from minipaged.errors import InvariantError
@@ -71,20 +71,21 @@ def check_plan(
     _check_writes(plan, owners, block_size)
 
 
-def _live(groups: Iterable[SequenceGroup]) -> dict[int, Sequence]:
-    return {seq.seq_id: seq for group in groups for seq in group.live}
+class _Owner(NamedTuple):
+    group: SequenceGroup
+    seq: Sequence
+    logical: int
+    """Which logical block of the sequence it is."""
 
 
-def _device_owners(
-    kv: KVManager, groups: Seq[SequenceGroup]
-) -> dict[int, list[tuple[Sequence, int]]]:
-    """Device block -> the sequences that hold it, in the order of their group, each with the
-    logical block that it is to it."""
-    owners: dict[int, list[tuple[Sequence, int]]] = defaultdict(list)
-    for seq in _live(groups).values():
-        if seq.status is Status.RUNNING:
-            for logical, block in enumerate(kv.block_table(seq.seq_id)):
-                owners[block].append((seq, logical))
+def _device_owners(kv: KVManager, groups: Seq[SequenceGroup]) -> dict[int, list[_Owner]]:
+    """Device block -> the sequences that hold it, in the order of their groups."""
+    owners: dict[int, list[_Owner]] = defaultdict(list)
+    for group in groups:
+        for seq in group.live:
+            if seq.status is Status.RUNNING:
+                for logical, block in enumerate(kv.block_table(seq.seq_id)):
+                    owners[block].append(_Owner(group, seq, logical))
     return owners
 
 
@@ -180,9 +181,7 @@ def _check_tables(
         )
 
 
-def _check_block_operations(
-    plan: StepPlan, owners: dict[int, list[tuple[Sequence, int]]], exact: bool
-) -> None:
+def _check_block_operations(plan: StepPlan, owners: dict[int, list[_Owner]], exact: bool) -> None:
     """I15: the block operations of a step do not get into each other's way."""
 
     def once(blocks: Iterable[int], what: str) -> None:
@@ -218,9 +217,7 @@ def _check_block_operations(
         )
 
 
-def _check_writes(
-    plan: StepPlan, owners: dict[int, list[tuple[Sequence, int]]], block_size: int
-) -> None:
+def _check_writes(plan: StepPlan, owners: dict[int, list[_Owner]], block_size: int) -> None:
     """I3."""
     writer: dict[int, int] = {}
     for span in plan.spans:
@@ -240,10 +237,12 @@ def _check_writes(
                 f"slot {slot} (block {block}) is written by sequences {other} and {span.seq_id}",
             )
             holders = owners.get(block, [])
-            if len(holders) > 1:
-                # A group that is refilled computes a shared block once, by its first holder; the
-                # others count it as computed from the start.
-                seq, index = holders[0]
+            if len(holders) < 2:
+                continue
+            # A group that is refilled computes a shared block once, by its first holder; the
+            # others count it as computed from the start.
+            firsts = {id(owner.group): owner for owner in reversed(holders)}
+            for _, seq, index in firsts.values():
                 _demand(
                     index * block_size + offset >= seq.num_computed,
                     "I3",

@@ -69,6 +69,9 @@ class Rig:
             table = self.kv.block_table(seq.seq_id)
             self.plan.spans.append(Span(seq.seq_id, seq.num_computed, tokens, table, sample))
 
+    def spoil(self, i, **fields):
+        self.plan.spans[i] = self.plan.spans[i]._replace(**fields)
+
     def check(self, exact=True):
         check_plan(self.plan, self.kv, self.groups, B, exact=exact)
 
@@ -150,16 +153,16 @@ def test_i4_one_block_too_many_or_too_few(rig):
 
 
 def test_i4_the_span_has_an_old_table(rig):
-    rig.plan.spans[1].block_table = [2, 5]
+    rig.spoil(1, block_table=[2, 5])
     refused("I4", rig)
 
 
 def test_i4_a_sequence_that_does_not_live_or_tokens_that_it_does_not_have(rig):
-    rig.plan.spans[0].token_ids = [1] * 7
+    rig.spoil(0, token_ids=[1] * 7)
     refused("I4", rig)
-    rig.plan.spans[0].token_ids = []
+    rig.spoil(0, token_ids=[])
     refused("I4", rig)
-    rig.plan.spans[0].seq_id = 99
+    rig.spoil(0, seq_id=99)
     refused("I4", rig)
 
 
