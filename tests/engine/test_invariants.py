@@ -1,6 +1,6 @@
 """Each invariant accepts a right plan, and a wrong one is refused by its number."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -70,7 +70,7 @@ class Rig:
             self.plan.spans.append(Span(seq.seq_id, seq.num_computed, tokens, table, sample))
 
     def spoil(self, i, **fields):
-        self.plan.spans[i] = self.plan.spans[i]._replace(**fields)
+        self.plan.spans[i] = replace(self.plan.spans[i], **fields)
 
     def check(self, exact=True):
         check_plan(self.plan, self.kv, self.groups, B, exact=exact)
