@@ -1,0 +1,63 @@
+"""Attention over a paged cache: one interface, several backends.
+
+A step's batch is flat: prompts, chunks and decodes stand one after the other, and one call
+takes them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass
+class AttentionBatch:
+    """Where the tokens of one step stand and what each may see. The same for every layer.
+
+    ``S`` sequences are in the batch, ``T`` tokens (a multiple of 8: the last may be padding).
+
+    Attributes:
+        slot_mapping: ``[T]`` int64, the slot that each token's key and value go to; -1 for
+            padding, which is written nowhere.
+        query_start: ``[S + 1]`` int32: the tokens of sequence ``s`` are
+            ``query_start[s] .. query_start[s + 1]``.
+        context_lens: ``[S]`` int32: tokens in the cache after this step, the new ones included.
+        block_tables: ``[S, max_blocks]`` int32: entry ``i`` holds positions ``i*B .. i*B+B-1``.
+            Entries past ``ceil(context_len / B)`` are arbitrary, but valid block numbers.
+        num_decodes: the first that many sequences have exactly one query token.
+        max_query_len, max_context_len: over the whole batch, as Python numbers.
+        block_size: ``B``.
+        cache: what a backend prepared for this step (index tensors, masks), shared by layers.
+    """
+
+    slot_mapping: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    num_decodes: int
+    max_query_len: int
+    max_context_len: int
+    block_size: int
+    cache: dict[str, Any] = field(default_factory=dict)
+
+
+class AttentionBackend(Protocol):
+    """Writes new keys and values into the paged cache, and attends through the block tables."""
+
+    def write(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch
+    ) -> None:
+        """Store ``k, v: [T, num_kv_heads, head_dim]`` at ``batch.slot_mapping``.
+
+        ``k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]``.
+        """
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        """``q: [T, num_heads, head_dim]`` -> ``[T, num_heads, head_dim]``, causal; rows of
+        padding are arbitrary, but finite. Query head ``h`` reads KV head
+        ``h // (num_heads // num_kv_heads)``. Slots past a context are never seen, whatever
+        they hold (NaN included)."""

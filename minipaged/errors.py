@@ -1,0 +1,31 @@
+"""The engine's own exceptions."""
+
+from __future__ import annotations
+
+
+class MinipagedError(Exception):
+    """Base of the errors that a user can cause and mend: one sentence, no traceback needed."""
+
+
+class OutOfBlocks(MinipagedError):
+    """A pool has no free block left; the message names the pool."""
+
+
+class DoubleFree(MinipagedError):
+    """A block that is free already was freed, shared or asked for its references."""
+
+
+class InvariantError(AssertionError):
+    """An invariant of the engine does not hold; the message starts with its number."""
+
+    def __init__(self, number: str, message: str) -> None:
+        super().__init__(f"{number}: {message}")
+        self.number = number
+
+
+class ModelError(MinipagedError):
+    """A model or checkpoint cannot be used; the message names what is wrong with it."""
+
+
+class RequestError(MinipagedError, ValueError):
+    """A request has a value that the engine refuses."""

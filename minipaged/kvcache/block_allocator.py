@@ -1,0 +1,134 @@
+"""A pool of physical blocks, handed out by number (paper, section 4.3).
+
+The allocator owns the free list and the reference counts; nobody else writes them. It does not
+know what a block holds, nor who holds it: only how many do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minipaged.errors import DoubleFree, OutOfBlocks
+
+
+class BlockAllocator:
+    """Hands out physical blocks, and counts the references to each.
+
+    Invariant I2: every block is either free or has at least one reference, and is in the free
+    list at most once. The free list is last-in, first-out: the block freed last is the next one
+    handed out, since its memory is the warmest.
+
+    Example::
+
+        pool = BlockAllocator(3)
+        pool.allocate()   # 0
+        pool.allocate()   # 1
+        pool.share(0)     # two references
+        pool.free(0)      # False: one is left
+        pool.free(0)      # True: it is free again
+        pool.allocate()   # 0
+    """
+
+    def __init__(self, num_blocks: int, name: str = "GPU") -> None:
+        """A pool of ``num_blocks`` free blocks; block 0 is handed out first, then 1, 2, …
+
+        Args:
+            name: what error messages call the pool.
+        """
+        self.num_blocks = num_blocks
+        self.name = name
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._refs = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """The free blocks, the next to be handed out last. A copy."""
+        return list(self._free)
+
+    def allocate(self) -> int:
+        """Take one free block; it has one reference afterwards.
+
+        Returns:
+            The block's number.
+
+        Raises:
+            OutOfBlocks: every block is held; the message names the pool and its size.
+        """
+        if not self._free:
+            raise OutOfBlocks(
+                f"the {self.name} pool is exhausted: all {self.num_blocks} blocks are held"
+            )
+        block = self._free.pop()
+        self._refs[block] = 1
+        return block
+
+    def allocate_many(self, count: int) -> list[int]:
+        """Take ``count`` free blocks, or none at all.
+
+        Raises:
+            OutOfBlocks: fewer than ``count`` are free; nothing has changed.
+        """
+        if count > len(self._free):
+            raise OutOfBlocks(
+                f"the {self.name} pool is exhausted: {count} blocks were asked for, "
+                f"{len(self._free)} of {self.num_blocks} are free"
+            )
+        return [self.allocate() for _ in range(count)]
+
+    def share(self, block: int) -> None:
+        """Add one reference to a block that is held.
+
+        Raises:
+            DoubleFree: the block is free, so whoever wants to share it holds a stale number.
+            ValueError: there is no such block.
+        """
+        self._held(block, "share")
+        self._refs[block] += 1
+
+    def free(self, block: int) -> bool:
+        """Drop one reference.
+
+        Returns:
+            True if it was the last one, and the block is free now.
+
+        Raises:
+            DoubleFree: the block is free already; nothing has changed.
+            ValueError: there is no such block.
+        """
+        self._held(block, "double free")
+        self._refs[block] -= 1
+        if self._refs[block]:
+            return False
+        self._free.append(block)
+        return True
+
+    def free_many(self, blocks: Iterable[int]) -> None:
+        """Drop one reference to each; the first of them is handed out again last."""
+        for block in blocks:
+            self.free(block)
+
+    def ref_count(self, block: int) -> int:
+        """References to a block; 0 for a free one.
+
+        Raises:
+            ValueError: there is no such block.
+        """
+        self._exists(block)
+        return self._refs[block]
+
+    def _exists(self, block: int) -> None:
+        # A negative number would silently count from the end of the list.
+        if not 0 <= block < self.num_blocks:
+            raise ValueError(
+                f"the {self.name} pool has blocks 0 to {self.num_blocks - 1}, not {block}"
+            )
+
+    def _held(self, block: int, what: str) -> None:
+        self._exists(block)
+        if not self._refs[block]:
+            raise DoubleFree(f"{what}: block {block} of the {self.name} pool is free")

@@ -1,0 +1,51 @@
+"""Moving a group's blocks between the device and the host (paper, section 4.5).
+
+Swapping keeps the *shape* of the tables: two tables that shared a block on one side share a
+block on the other, and it travels once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minipaged.kvcache.block_allocator import BlockAllocator
+    from minipaged.kvcache.block_table import BlockTable
+
+
+def unique_blocks(tables: Iterable[BlockTable]) -> list[int]:
+    """The physical blocks that the tables hold, each once, in the order of their first use."""
+    return list(dict.fromkeys(block for table in tables for block in table.blocks))
+
+
+def move(tables: Iterable[BlockTable], target: BlockAllocator) -> list[tuple[int, int]]:
+    """Move tables from the pool that they are in to ``target``'s.
+
+    Afterwards every table lives in ``target``; a block there has as many references from these
+    tables as the block it came from had. In the pool that they left each table has dropped its
+    references: a block that somebody else holds too stays there.
+
+    Returns:
+        ``(old block, new block)`` pairs whose bytes must be copied, each block once.
+
+    Raises:
+        OutOfBlocks: ``target`` has too few free blocks; nothing has changed.
+
+    Example: ``a = [7 2]``, ``b = [7 5]`` moved to an empty pool become ``a = [0 1]``,
+    ``b = [0 2]``, and the pairs are ``(7, 0), (2, 1), (5, 2)``.
+    """
+    tables = list(tables)
+    old = unique_blocks(tables)
+    moved = dict(zip(old, target.allocate_many(len(old))))
+    held: set[int] = set()
+    for table in tables:
+        for i, block in enumerate(table.blocks):
+            # The allocation above is the first holder's reference.
+            if block in held:
+                target.share(moved[block])
+            held.add(block)
+            table.allocator.free(block)
+            table.blocks[i] = moved[block]
+        table.allocator = target
+    return list(moved.items())

@@ -1,0 +1,114 @@
+"""Taking memory back from a running group, and giving it again (paper, section 4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+from minipaged.contracts import Preempted
+from minipaged.sequence import Status
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from minipaged.config import PreemptionMode
+    from minipaged.contracts import KVManager, StepPlan
+    from minipaged.sequence import SequenceGroup
+
+
+class Preemption:
+    """Decides who gives up its blocks and how, and carries it out on the block manager.
+
+    A group is preempted whole (I6): its sequences wait for each other anyway. It comes back
+    by *swap*, its blocks having been kept in host memory, or by *recompute*, its keys and
+    values being computed again from its tokens. Neither changes a token of its output (I7).
+
+    The scheduler moves the group between its queues; this class changes blocks, the plan, and
+    the status and ``num_computed`` of the sequences.
+    """
+
+    def __init__(self, kv: KVManager, mode: PreemptionMode) -> None:
+        self.kv = kv
+        self.mode = mode
+
+    def evict(self, candidates: Seq[SequenceGroup], plan: StepPlan) -> SequenceGroup:
+        """Preempt the last of ``candidates``: running groups, in order, of which none has got
+        its slots in this step.
+
+        Returns:
+            The victim. Its status says how: WAITING after recompute, SWAPPED after swap.
+        """
+        victim = candidates[-1]
+        self.preempt(victim, plan)
+        return victim
+
+    def preempt(self, group: SequenceGroup, plan: StepPlan) -> None:
+        """Take every device block of a running group."""
+        mode = self.choose(group)
+        if mode == "swap":
+            plan.swap_out += self.kv.swap_out(group)
+            status = Status.SWAPPED
+        else:
+            self.kv.release(group)
+            group.prefilling = False
+            status = Status.WAITING
+        for seq in group.live:
+            seq.status = status
+            if mode == "recompute":
+                seq.num_computed = 0
+        group.num_preemptions += 1
+        plan.preempted.append(Preempted(group.request_id, mode))
+
+    def choose(self, group: SequenceGroup) -> Literal["swap", "recompute"]:
+        """Swap or recompute?
+
+        ``auto`` recomputes a group with one live sequence and swaps one with several. Whatever
+        the mode, a group that is not fully computed yet, or for which the host has no room, is
+        recomputed.
+        """
+        if group.prefilling or self.mode == "recompute":
+            return "recompute"
+        if self.mode == "auto" and len(group.seqs) == 1:
+            return "recompute"
+        return "swap" if self.kv.can_swap_out(group) else "recompute"
+
+    def resume(self, group: SequenceGroup, plan: StepPlan, headroom: int) -> bool:
+        """Bring a swapped group back if the device has room for its blocks and for its next
+        token, with ``headroom`` blocks left free.
+
+        Returns:
+            Is it back? If not, nothing has changed.
+        """
+        if not self.kv.can_swap_in(group, headroom):
+            return False
+        plan.swap_in += self.kv.swap_in(group)
+        plan.resumed.append(group.request_id)
+        for seq in group.live:
+            seq.status = Status.RUNNING
+        return True
+
+    def refill_starts(self, tables: Seq[list[int]], num_tokens: Seq[int]) -> list[int]:
+        """Where each sequence of a recomputed group of several begins to compute.
+
+        A block that several tables hold is computed once, by the first that holds it; sequences
+        behind it begin after it. What is missing is computed up to the last token but one: that
+        one is fed in the ordinary decode step that follows, by all sequences together.
+
+        Args:
+            tables: block numbers, or any labels that are equal where the block is.
+            num_tokens: of each sequence, its last token included.
+
+        Returns:
+            For each sequence the position of the first token that it computes;
+            ``num_tokens - 1`` for one that computes nothing.
+
+        Example (``B = 4``): tables ``[7 2] [7 2] [7 5]`` of 8, 8 and 7 tokens begin at 0, 7
+        and 4.
+        """
+        starts = []
+        computed: set[int] = set()
+        for table, tokens in zip(tables, num_tokens):
+            shared = next((i for i, b in enumerate(table) if b not in computed), len(table))
+            starts.append(min(shared * self.kv.block_size, tokens - 1))
+            computed.update(table)
+        return starts
