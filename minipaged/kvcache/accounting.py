@@ -1,0 +1,171 @@
+"""Where does the KV memory go? The paper's four classes (figure 2 and section 3.1).
+
+What is counted are token slots of the whole pool, whatever manages it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minipaged.contracts import KVManager
+    from minipaged.kvcache.contiguous import Reservation
+    from minipaged.sequence import SequenceGroup
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceMemory:
+    """The memory of one sequence, at one moment.
+
+    Attributes:
+        tokens: tokens whose keys and values are in the cache.
+        final_tokens: tokens that it will have when it ends.
+        slots: slots that it holds: whole blocks, or a whole region.
+        requested_slots: of these, the slots that were asked for. The rest is what the
+            allocator added because it hands out certain sizes only; None: it added nothing.
+        shared_slots: the first that many of its slots are also held by a sequence that is
+            counted before it.
+    """
+
+    tokens: int
+    final_tokens: int
+    slots: int
+    requested_slots: int | None = None
+    shared_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryClasses:
+    """Every slot of a pool is in exactly one class.
+
+    Attributes:
+        token_states: holds the key and value of a token.
+        reserved: empty now, and will hold a token of the sequence that it is reserved for.
+        internal: reserved, and will never be used: internal fragmentation.
+        external: everything else: free slots, too scattered or too few for the next request,
+            and what an allocator adds to a request by rounding up ("external and other").
+    """
+
+    token_states: float
+    reserved: float
+    internal: float
+    external: float
+
+    @property
+    def total(self) -> float:
+        return self.token_states + self.reserved + self.internal + self.external
+
+    def shares(self) -> MemoryClasses:
+        """The same in percent of the pool."""
+        scale = 100 / self.total
+        return MemoryClasses(
+            self.token_states * scale,
+            self.reserved * scale,
+            self.internal * scale,
+            self.external * scale,
+        )
+
+
+def memory_classes(sequences: Iterable[SequenceMemory], pool_slots: int) -> MemoryClasses:
+    """Sort all slots of a pool into the four classes. A shared slot counts once.
+
+    Args:
+        sequences: all that hold memory (a reserved region that no sequence is in yet is one
+            with no tokens).
+        pool_slots: slots of the pool.
+
+    Returns:
+        Slots; they add up to ``pool_slots``.
+
+    Example: a pool of 32 slots and a sequence of 5 tokens that will end with 7. In blocks of 4
+    it holds 8 slots: 5 token states, 2 reserved, 1 internal, 24 external. In a region of 16,
+    of which 10 were asked for: 5, 2, 3 and 22.
+
+    Raises:
+        ValueError: the sequences hold more slots than the pool has, or one has more tokens than
+            slots.
+    """
+    token_states = reserved = internal = 0
+    for seq in sequences:
+        if seq.tokens > seq.slots:
+            raise ValueError(f"a sequence has {seq.tokens} tokens in {seq.slots} slots")
+        requested = seq.slots if seq.requested_slots is None else seq.requested_slots
+        # Borders between the classes, in slots from the start of the sequence.
+        used = max(seq.tokens, seq.shared_slots)
+        to_use = max(used, min(seq.final_tokens, seq.slots))
+        asked_for = max(to_use, requested)
+        token_states += used - seq.shared_slots
+        reserved += to_use - used
+        internal += asked_for - to_use
+    external = pool_slots - token_states - reserved - internal
+    if external < 0:
+        raise ValueError(f"the sequences hold {-external} slots more than the {pool_slots} there")
+    return MemoryClasses(token_states, reserved, internal, external)
+
+
+def sequence_memory(
+    manager: KVManager,
+    groups: Iterable[SequenceGroup],
+    max_model_len: int,
+    reservation: Callable[[SequenceGroup], Reservation] | None = None,
+) -> list[SequenceMemory]:
+    """What the sequences on the device hold, ready for :func:`memory_classes`.
+
+    How long a sequence will be is what a contiguous reservation with an oracle is told:
+    ``expected_output_len``, or else ``params.max_tokens``, up to ``max_model_len``.
+
+    Args:
+        groups: the running groups.
+        reservation: what a group has reserved (``ContiguousKVManager.reservation``); None for a
+            paged manager. Spare regions of a group count as sequences without tokens.
+    """
+    memory = []
+    counted: set[int] = set()
+    for group in groups:
+        output = group.expected_output_len or group.params.max_tokens or max_model_len
+        live = group.live
+        final = min(live[0].num_prompt_tokens + output, max_model_len) if live else 0
+        booked = reservation(group) if reservation is not None else None
+        requested = booked.requested_tokens if booked is not None else None
+        for seq in live:
+            table = manager.block_table(seq.seq_id)
+            shared = 0
+            if booked is None:
+                # Sequences share blocks from the first on, or none.
+                if table and table[0] in counted:
+                    shared = sum(block in counted for block in table) * manager.block_size
+                counted.update(table)
+            slots = len(table) * manager.block_size
+            memory.append(SequenceMemory(seq.num_computed, final, slots, requested, shared))
+        if booked is not None:
+            spare = SequenceMemory(0, final, booked.region_slots, requested)
+            memory += [spare] * booked.spare_regions
+    return memory
+
+
+class MemoryMeter:
+    """The mean of the four classes over the steps of a run."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._sums = (0.0, 0.0, 0.0, 0.0)
+
+    def add(self, classes: MemoryClasses, weight: float = 1.0) -> None:
+        """Count one step; ``weight`` may be its duration in seconds, for a mean over time."""
+        values = (classes.token_states, classes.reserved, classes.internal, classes.external)
+        a, b, c, d = (total + weight * v for total, v in zip(self._sums, values))
+        self._sums = (a, b, c, d)
+        self._weight += weight
+
+    def mean(self) -> MemoryClasses:
+        """The weighted mean, in the unit of what was added.
+
+        Raises:
+            ValueError: nothing was added, or with no weight.
+        """
+        if not self._weight:
+            raise ValueError("no step was counted yet")
+        a, b, c, d = (total / self._weight for total in self._sums)
+        return MemoryClasses(a, b, c, d)

@@ -1,0 +1,161 @@
+"""A buddy allocator: contiguous regions of blocks, as the contiguous baselines reserve them
+(paper, sections 3.1 and 6.1; Knuth, The Art of Computer Programming, volume 1, section 2.5)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from minipaged.errors import DoubleFree, OutOfBlocks
+
+
+def next_power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n`` (``n >= 1``): 5 -> 8, 8 -> 8."""
+    return 1 << (n - 1).bit_length()
+
+
+class BuddyAllocator:
+    """Hands out regions of consecutive blocks, each a power of two long.
+
+    The pool may have any size. It starts as *root chunks* laid out from block 0, each the
+    largest power of two that is at most ``max_chunk`` and still fits into what is left: a pool
+    of 11 blocks with ``max_chunk=4`` is ``[0..3] [4..7] [8..9] [10]``. A region never crosses
+    the border of a root chunk, and starts at a multiple of its own length.
+
+    Two halves of one chunk are *buddies*. After every call, no two free buddies stand side by
+    side as two chunks, so when all regions are given back, the root chunks are whole again.
+
+    Args:
+        num_blocks: blocks of the pool.
+        max_chunk: the longest region, in blocks; a power of two. The default is 2048 tokens in
+            blocks of 16.
+
+    Attributes:
+        num_blocks, max_chunk: as given.
+
+    Example, with 8 blocks::
+
+        pool = BuddyAllocator(8, max_chunk=8)
+        pool.allocate(3)      # 0: blocks 0..3, of which the caller asked for three
+        pool.allocate(1)      # 4
+        pool.free(0)
+        pool.free_chunks()    # [(0, 4), (5, 1), (6, 2)]
+
+    Raises:
+        ValueError: ``num_blocks`` is below 1, or ``max_chunk`` is not a power of two.
+    """
+
+    def __init__(self, num_blocks: int, max_chunk: int = 128) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks must be at least 1, not {num_blocks}")
+        if max_chunk < 1 or max_chunk & (max_chunk - 1):
+            raise ValueError(f"max_chunk must be a power of two, not {max_chunk}")
+        self.num_blocks = num_blocks
+        self.max_chunk = max_chunk
+        #: chunk length -> first blocks of the free chunks of that length, ascending
+        self._free: dict[int, list[int]] = {}
+        #: first block -> length, of the regions that are held
+        self._held: dict[int, int] = {}
+        self._num_free = num_blocks
+        start, size = 0, max_chunk
+        while size:
+            starts = list(range(start, num_blocks - size + 1, size))
+            self._free[size] = starts
+            start += len(starts) * size
+            size //= 2
+        #: chunk length -> root chunks of that length
+        self._roots = {size: len(starts) for size, starts in self._free.items()}
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that no region holds, wherever they are."""
+        return self._num_free
+
+    def largest_free(self) -> int:
+        """Blocks of the longest region that could be allocated now; 0 when all are held."""
+        return max((size for size, starts in self._free.items() if starts), default=0)
+
+    def free_chunks(self) -> list[tuple[int, int]]:
+        """(first block, length) of every free chunk, by first block."""
+        return sorted((start, size) for size, starts in self._free.items() for start in starts)
+
+    def regions(self) -> list[tuple[int, int]]:
+        """(first block, length) of every region that is held, by first block."""
+        return sorted(self._held.items())
+
+    def region_size(self, num_blocks: int) -> int:
+        """Length of the region that ``allocate(num_blocks)`` takes: the next power of two.
+
+        Raises:
+            ValueError: ``num_blocks`` is below 1.
+        """
+        if num_blocks < 1:
+            raise ValueError(f"a region has at least 1 block, not {num_blocks}")
+        return next_power_of_two(num_blocks)
+
+    def available(self, num_blocks: int) -> int:
+        """How many regions for ``num_blocks`` blocks each could be allocated now, one after
+        the other."""
+        size = self.region_size(num_blocks)
+        return sum(len(starts) * (chunk // size) for chunk, starts in self._free.items())
+
+    def capacity(self, num_blocks: int) -> int:
+        """How many regions for ``num_blocks`` blocks each an empty pool holds."""
+        size = self.region_size(num_blocks)
+        return sum(count * (chunk // size) for chunk, count in self._roots.items())
+
+    def allocate(self, num_blocks: int) -> int:
+        """Take a region of ``region_size(num_blocks)`` blocks.
+
+        Of the free chunks that are long enough, one of the shortest is used; of those, the one
+        with the lowest address; of that, the lower part.
+
+        Returns:
+            The first block of the region.
+
+        Raises:
+            OutOfBlocks: no free chunk is that long (however many blocks are free), with nothing
+                changed; the message names both.
+            ValueError: ``num_blocks`` is below 1.
+        """
+        size = self.region_size(num_blocks)
+        chunk = min((c for c, starts in self._free.items() if starts and c >= size), default=0)
+        if not chunk:
+            raise OutOfBlocks(
+                f"buddy pool: no free region of {size} blocks (for {num_blocks}): "
+                f"{self.free_blocks} of {self.num_blocks} blocks are free, the longest region "
+                f"has {self.largest_free()}"
+            )
+        start = self._free[chunk].pop(0)
+        while chunk > size:
+            chunk //= 2
+            insort(self._free[chunk], start + chunk)
+        self._held[start] = size
+        self._num_free -= size
+        return start
+
+    def free(self, start: int) -> None:
+        """Give back the region whose first block is ``start``.
+
+        Raises:
+            DoubleFree: no held region starts there.
+        """
+        if start not in self._held:
+            raise DoubleFree(f"buddy pool: no held region starts at block {start} (double free?)")
+        size = self._held.pop(start)
+        self._num_free += size
+        # Root chunks are laid out longest first, so each starts at a multiple of its length, and
+        # below max_chunk no two have the same length: a free chunk found at ``start ^ size`` is
+        # always the other half of the same chunk.
+        while size < self.max_chunk and self._take(size, start ^ size):
+            start &= ~size
+            size *= 2
+        insort(self._free[size], start)
+
+    def _take(self, size: int, start: int) -> bool:
+        """Remove the free chunk (start, size), if it is there."""
+        starts = self._free[size]
+        at = bisect_left(starts, start)
+        if at == len(starts) or starts[at] != start:
+            return False
+        del starts[at]
+        return True

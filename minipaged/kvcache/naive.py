@@ -1,0 +1,142 @@
+"""The KV cache that everyone writes first: one contiguous array for each sequence
+(paper, section 3.1).
+
+It is right, and so it is what later stages are compared with. What it costs is visible in
+three numbers: ``bytes_used``, ``bytes_reserved`` and ``bytes_copied``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Stored:
+    """``k[:num_tokens]`` and ``v[:num_tokens]`` hold the sequence; the rest is reserved."""
+
+    k: Array
+    v: Array
+    num_tokens: int = 0
+
+
+class NaiveKVCache:
+    """Keys and values of one attention layer, each sequence in two arrays of its own.
+
+    Args:
+        num_kv_heads, head_dim: shape of one token's key (and of its value).
+        dtype: a numpy floating-point type; what is appended is converted to it.
+        max_model_len: None: an array has exactly the size of its sequence, so each append
+            moves the sequence to a larger one. A number: room for that many tokens is reserved
+            when a sequence gets its first, and nothing ever moves.
+
+    Attributes:
+        bytes_copied: bytes of keys and values that were moved from one array to a larger one,
+            since the cache was made. Storing a new token for the first time is not a move.
+
+    Example: with 1 head of 2 in float32 (16 B a token) and no ``max_model_len``, a prompt of 3
+    tokens and then 1 more: 64 bytes used, 64 reserved, 48 copied. With ``max_model_len=10``:
+    64 used, 160 reserved, 0 copied.
+    """
+
+    def __init__(
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: npt.DTypeLike = np.float32,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.token_shape = (num_kv_heads, head_dim)
+        self.dtype = np.dtype(dtype)
+        self.max_model_len = max_model_len
+        self.bytes_copied = 0
+        self._sequences: dict[int, _Stored] = {}
+
+    def append(self, seq_id: int, k: Array, v: Array) -> None:
+        """Add tokens at the end of a sequence; the first append of an id starts it.
+
+        Args:
+            k, v: ``[num_new, num_kv_heads, head_dim]``.
+
+        Raises:
+            ValueError: a shape is wrong, or the sequence would outgrow ``max_model_len``;
+                nothing is changed.
+        """
+        for name, new in (("k", k), ("v", v)):
+            if new.shape != (len(k), *self.token_shape):
+                raise ValueError(
+                    f"{name} has shape {list(new.shape)}, not {[len(k), *self.token_shape]}"
+                )
+        start = self.num_tokens(seq_id)
+        end = start + len(k)
+        if self.max_model_len is not None and end > self.max_model_len:
+            raise ValueError(
+                f"sequence {seq_id} would have {end} tokens; max_model_len is {self.max_model_len}"
+            )
+        stored = self._with_room_for(seq_id, end)
+        stored.k[start:end] = k
+        stored.v[start:end] = v
+        stored.num_tokens = end
+
+    def gather(self, seq_id: int) -> tuple[Array, Array]:
+        """All keys and all values of a sequence, in order: ``[num_tokens, num_kv_heads,
+        head_dim]`` each. They are copies: changing them does not change the cache.
+
+        Raises:
+            KeyError: the sequence is not in the cache.
+        """
+        stored = self._find(seq_id)
+        return stored.k[: stored.num_tokens].copy(), stored.v[: stored.num_tokens].copy()
+
+    def free(self, seq_id: int) -> None:
+        """Forget a sequence and give its memory back.
+
+        Raises:
+            KeyError: the sequence is not in the cache (or no longer).
+        """
+        self._find(seq_id)
+        del self._sequences[seq_id]
+
+    def num_tokens(self, seq_id: int) -> int:
+        """Tokens of a sequence; 0 for one that is not in the cache."""
+        return self._sequences[seq_id].num_tokens if seq_id in self._sequences else 0
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes that hold keys and values of tokens."""
+        tokens = sum(stored.num_tokens for stored in self._sequences.values())
+        return tokens * self._token_bytes
+
+    @property
+    def bytes_reserved(self) -> int:
+        """Bytes of the arrays, whether or not a token is in them yet."""
+        return sum(stored.k.nbytes + stored.v.nbytes for stored in self._sequences.values())
+
+    @property
+    def _token_bytes(self) -> int:
+        heads, dim = self.token_shape
+        return 2 * heads * dim * self.dtype.itemsize
+
+    def _find(self, seq_id: int) -> _Stored:
+        if seq_id not in self._sequences:
+            raise KeyError(f"sequence {seq_id} is not in the cache")
+        return self._sequences[seq_id]
+
+    def _with_room_for(self, seq_id: int, num_tokens: int) -> _Stored:
+        old = self._sequences.get(seq_id)
+        if old is not None and len(old.k) >= num_tokens:
+            return old
+        shape = (self.max_model_len or num_tokens, *self.token_shape)
+        new = _Stored(np.zeros(shape, self.dtype), np.zeros(shape, self.dtype))
+        if old is not None:
+            new.k[: old.num_tokens] = old.k[: old.num_tokens]
+            new.v[: old.num_tokens] = old.v[: old.num_tokens]
+            new.num_tokens = old.num_tokens
+            self.bytes_copied += old.num_tokens * self._token_bytes
+        self._sequences[seq_id] = new
+        return new

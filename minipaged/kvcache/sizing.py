@@ -1,0 +1,178 @@
+"""How large is the KV cache, and how many tokens fit? Arithmetic only (paper, section 3 and
+table 1).
+
+Units are in the names: ``_bytes`` are bytes, ``num_tokens`` and slots are tokens, blocks are
+``block_size`` slots. With tensor parallelism every number of bytes or blocks is that of *one*
+rank: all ranks hold the same blocks, each with its own heads (paper, section 4.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minipaged.config import ConfigError, ModelConfig
+
+
+def kv_heads_per_rank(model: ModelConfig, tensor_parallel: int = 1) -> int:
+    """KV heads that one of ``tensor_parallel`` ranks stores.
+
+    Heads are never cut: query heads are spread evenly over the ranks, and a rank stores each
+    KV head that one of its query heads reads. So where there are fewer KV heads than ranks,
+    several ranks store the same one.
+
+    Example: 32 query heads with 8 KV heads are 2 KV heads a rank on 4 ranks, and 1 on 16.
+
+    Raises:
+        ConfigError: ``tensor_parallel`` is below 1 or does not divide the query heads; or,
+            of KV heads and ranks, neither number is a multiple of the other.
+    """
+    if tensor_parallel < 1:
+        raise ConfigError(f"tensor_parallel must be at least 1, not {tensor_parallel}")
+    if model.num_heads % tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel ({tensor_parallel}) must divide the {model.num_heads} query heads"
+        )
+    kv_heads = model.num_kv_heads
+    if kv_heads % tensor_parallel and tensor_parallel % kv_heads:
+        raise ConfigError(
+            f"{kv_heads} KV heads can be neither spread nor repeated evenly over "
+            f"tensor_parallel={tensor_parallel} ranks"
+        )
+    return max(1, kv_heads // tensor_parallel)
+
+
+def kv_bytes_per_token(model: ModelConfig, dtype_bytes: int, tensor_parallel: int = 1) -> int:
+    """Bytes of keys and values of one token, over all layers, on one rank.
+
+    Args:
+        dtype_bytes: bytes of one element (float16: 2).
+
+    Example: OPT-13B (40 layers, 40 heads of 128) in float16 needs 819,200 B: the paper's
+    800 KB a token (section 3).
+    """
+    heads = kv_heads_per_rank(model, tensor_parallel)
+    return 2 * model.num_layers * heads * model.head_dim * dtype_bytes
+
+
+def kv_bytes_per_block(
+    model: ModelConfig, dtype_bytes: int, block_size: int, tensor_parallel: int = 1
+) -> int:
+    """Bytes of one physical block of ``block_size`` tokens, over all layers, on one rank."""
+    return block_size * kv_bytes_per_token(model, dtype_bytes, tensor_parallel)
+
+
+def kv_budget_bytes(
+    card_bytes: int, utilization: float, weight_bytes: int, activation_bytes: int
+) -> int:
+    """Bytes of one card that are left for its KV cache.
+
+    Args:
+        card_bytes: memory of the card.
+        utilization: fraction of it that the engine may use for everything.
+        weight_bytes: parameters that this rank holds.
+        activation_bytes: kept for all that is neither weights nor KV cache.
+
+    Returns:
+        Whole bytes, rounded down; negative by as much as the model is too large.
+    """
+    return int(card_bytes * utilization) - weight_bytes - activation_bytes
+
+
+def blocks_that_fit(budget_bytes: int, block_bytes: int) -> int:
+    """Whole blocks of ``block_bytes`` in a budget; 0 for a budget that is negative.
+
+    The pool on the card and the swap space in host memory are sized in the same way.
+    """
+    return max(0, budget_bytes // block_bytes)
+
+
+def slots_that_fit(budget_bytes: int, token_bytes: int) -> int:
+    """Token slots in a budget, before they are cut into blocks; 0 for a negative budget.
+
+    Example: 12 GiB at OPT-13B's 819,200 B are 15,728 slots: the paper's 15.7K (table 1).
+    """
+    return max(0, budget_bytes // token_bytes)
+
+
+def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
+    """Logical blocks of a sequence with ``num_tokens`` tokens; the last may be partly filled."""
+    return -(-num_tokens // block_size)
+
+
+def sequences_that_fit(num_blocks: int, num_tokens: int, block_size: int) -> int:
+    """Sequences of ``num_tokens`` tokens each that ``num_blocks`` blocks hold at once, when
+    they share nothing."""
+    return num_blocks // blocks_for_tokens(num_tokens, block_size)
+
+
+def watermark_blocks(num_blocks: int, watermark: float) -> int:
+    """Blocks that admission leaves free: that fraction of the pool, rounded down."""
+    return int(num_blocks * watermark)
+
+
+@dataclass(frozen=True, slots=True)
+class KVGrowth:
+    """Bytes of KV cache that a batch occupies after ``step`` decode steps.
+
+    Attributes:
+        needed_bytes: one slot for each token.
+        paged_bytes: whole blocks for each sequence.
+        reserved_bytes: ``max_model_len`` slots for each sequence.
+    """
+
+    step: int
+    needed_bytes: int
+    paged_bytes: int
+    reserved_bytes: int
+
+
+def kv_growth(
+    prompt_lens: Sequence[int],
+    output_lens: Sequence[int],
+    token_bytes: int,
+    block_size: int,
+    max_model_len: int,
+) -> list[KVGrowth]:
+    """How the cache of a batch grows while it decodes.
+
+    All sequences start together. After step ``t``, sequence ``i`` has ``prompt_lens[i] + t``
+    tokens in the cache as long as ``t <= output_lens[i]``; from the next step on it is finished
+    and occupies nothing. No sequence shares anything.
+
+    Returns:
+        One entry for each of the steps ``0 .. max(output_lens)``; none for an empty batch.
+
+    Example: a prompt of 3 with 1 output token, 1 B a token, blocks of 2, at most 8 tokens:
+    step 0 needs 3 B, pages 4 B and reserves 8 B; step 1 needs 4, pages 4 and reserves 8.
+
+    Raises:
+        ValueError: the two lists differ in length, or a sequence outgrows ``max_model_len``.
+    """
+    if len(prompt_lens) != len(output_lens):
+        raise ValueError(
+            f"{len(prompt_lens)} prompt lengths do not go with {len(output_lens)} output lengths"
+        )
+    for prompt_len, output_len in zip(prompt_lens, output_lens):
+        if prompt_len + output_len > max_model_len:
+            raise ValueError(
+                f"a sequence of {prompt_len} + {output_len} tokens is longer than "
+                f"max_model_len ({max_model_len})"
+            )
+    growth = []
+    for step in range(max(output_lens, default=-1) + 1):
+        lengths = [
+            prompt_len + step
+            for prompt_len, output_len in zip(prompt_lens, output_lens)
+            if step <= output_len
+        ]
+        blocks = sum(blocks_for_tokens(length, block_size) for length in lengths)
+        growth.append(
+            KVGrowth(
+                step=step,
+                needed_bytes=sum(lengths) * token_bytes,
+                paged_bytes=blocks * block_size * token_bytes,
+                reserved_bytes=len(lengths) * max_model_len * token_bytes,
+            )
+        )
+    return growth
