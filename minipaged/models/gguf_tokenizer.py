@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from minipaged.errors import ModelError
+from minipaged.models.bpe import add_special_tokens, byte_level_bpe, sentencepiece_bpe, surround
 
-_CONTROL = 3
-"""GGUF's token type for special tokens."""
+_UNKNOWN, _CONTROL = 2, 3
+"""GGUF's token types of tokens that no text is made of."""
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,31 +30,42 @@ def build_tokenizer(get: Callable[[str, Any], Any], path: Path) -> Tokenizer:
         ModelError: the kind of tokenizer is not known; the message names it.
     """
     kind = get("tokenizer.ggml.model", "")
-    if kind != "gpt2":
+    tokens: list[str] = get("tokenizer.ggml.tokens", [])
+    types: list[int] = get("tokenizer.ggml.token_type", [])
+    if kind == "gpt2":
+        merges = [_pair(merge) for merge in get("tokenizer.ggml.merges", [])]
+        vocab = {token: index for index, token in enumerate(tokens)}
+        split = _split_rule(get("tokenizer.ggml.pre", "default"), path)
+        tokenizer = byte_level_bpe(vocab, merges, split)
+        add_special_tokens(tokenizer, [t for t, type_ in zip(tokens, types) if type_ == _CONTROL])
+    elif kind == "llama":
+        tokenizer = sentencepiece_bpe(
+            tokens,
+            get("tokenizer.ggml.scores", []),
+            [token for token, type_ in zip(tokens, types) if type_ in (_UNKNOWN, _CONTROL)],
+            add_prefix_space=get("tokenizer.ggml.add_space_prefix", True),
+        )
+    else:
         raise ModelError(
             f"{path} has a tokenizer of the kind {kind!r}; of GGUF tokenizers minipaged reads "
-            "byte-level BPE ('gpt2') alone: use the model's safetensors folder instead"
+            "'gpt2' (byte-level BPE) and 'llama' (SentencePiece BPE)"
         )
-    tokens: list[str] = get("tokenizer.ggml.tokens", [])
-    merges = [tuple(merge.split(" ", 1)) for merge in get("tokenizer.ggml.merges", [])]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.pre_tokenizer = _pre_tokenizer(get("tokenizer.ggml.pre", "default"), path)
-    tokenizer.decoder = decoders.ByteLevel()
-    types: list[int] = get("tokenizer.ggml.token_type", [])
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, type_ in zip(tokens, types)
-            if type_ == _CONTROL
-        ]
-    )
-    if get("tokenizer.ggml.add_bos_token", False):
-        _prepend_bos(tokenizer, tokens[get("tokenizer.ggml.bos_token_id", 0)])
+    ends = {
+        role: tokens[get(f"tokenizer.ggml.{role}_token_id", 0)]
+        for role, default in (("bos", kind == "llama"), ("eos", False))
+        if get(f"tokenizer.ggml.add_{role}_token", default)
+    }
+    if ends:
+        surround(tokenizer, ends.get("bos"), ends.get("eos"))
     return tokenizer
 
 
-def _pre_tokenizer(name: str, path: Path) -> pre_tokenizers.PreTokenizer:
+def _pair(merge: str) -> tuple[str, str]:
+    left, right = merge.split(" ", 1)
+    return left, right
+
+
+def _split_rule(name: str, path: Path) -> pre_tokenizers.PreTokenizer:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if name in ("gpt-2", "default"):
         return byte_level
@@ -67,12 +79,4 @@ def _pre_tokenizer(name: str, path: Path) -> pre_tokenizers.PreTokenizer:
     raise ModelError(
         f"{path} splits words by the rule {name!r} (tokenizer.ggml.pre); minipaged knows "
         "gpt-2, smollm and llama-bpe"
-    )
-
-
-def _prepend_bos(tokenizer: Tokenizer, bos: str) -> None:
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )

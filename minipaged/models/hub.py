@@ -1,0 +1,138 @@
+"""Models from the Hugging Face hub, through its own client.
+
+The client keeps its cache, resumes interrupted downloads and reads ``HF_TOKEN``, ``HF_HOME``,
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``. What is decided here is which files to ask for.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from minipaged.errors import ModelError
+from minipaged.models.checkpoint import find_weight_files
+
+_WEIGHTS = (
+    re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"),
+    re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?"),
+)
+"""In the order of preference; never both."""
+_SMALL = frozenset(
+    (
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"),
+        *("special_tokens_map.json", "chat_template.jinja", "LICENSE", "LICENSE.txt"),
+    )
+)
+
+
+def download_model(
+    model_id: str, revision: str | None = None, cache_dir: str | Path | None = None
+) -> Path:
+    """The files of a hub model that minipaged needs, as a local folder.
+
+    Weights in safetensors if the repository has them, else in ``.bin``. Without a network, what
+    the client's cache holds.
+
+    Args:
+        model_id: ``owner/name``.
+        revision: branch, tag or commit; None: the main branch.
+        cache_dir: the client's cache; None: its default.
+
+    Raises:
+        ModelError: no such model or revision, no permission, no network, no weights in a format
+            that minipaged reads, or a download that broke off.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        names = HfApi().list_repo_files(model_id, revision=revision)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        if status is None or status >= 500:
+            return _from_cache(model_id, revision, cache_dir, error)
+        raise _refused(model_id, revision, error, status) from error
+    except Exception as error:
+        # The client lets errors of its HTTP library through; which one that is has changed.
+        return _from_cache(model_id, revision, cache_dir, error)
+    files = files_to_get(model_id, names)
+    try:
+        return Path(
+            snapshot_download(
+                model_id, revision=revision, cache_dir=cache_dir, allow_patterns=files
+            )
+        )
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None) or 0
+        raise _refused(model_id, revision, error, status) from error
+    except Exception as error:
+        raise _broke_off(model_id, error) from error
+
+
+def files_to_get(model_id: str, names: Iterable[str]) -> list[str]:
+    """Which of a repository's files to download: one kind of weights, configuration, tokenizer.
+
+    Raises:
+        ModelError: it has no weights in a format that minipaged reads.
+    """
+    names = sorted(names)
+    for pattern in _WEIGHTS:
+        weights = [name for name in names if pattern.fullmatch(name)]
+        if any(not name.endswith(".json") for name in weights):
+            return weights + [name for name in names if name in _SMALL]
+    shown = ", ".join(name for name in names if "/" not in name)
+    raise ModelError(
+        f"{model_id} has no weights in safetensors or PyTorch's .bin format; it holds: {shown}"
+    )
+
+
+def _refused(model_id: str, revision: str | None, error: Exception, status: int) -> ModelError:
+    from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
+
+    if isinstance(error, RevisionNotFoundError):
+        return ModelError(f"{model_id} has no revision {revision!r} on the hub")
+    if isinstance(error, GatedRepoError) or status == 403:
+        return ModelError(
+            f"{model_id} is gated: accept its conditions on its page on the hub, and set HF_TOKEN "
+            "to a token of that account (or run `hf auth login`)"
+        )
+    if status in (401, 404):
+        return ModelError(
+            f"there is no model {model_id} on the hub, or it is private and HF_TOKEN is not of an "
+            "account that may read it"
+        )
+    return ModelError(f"the hub refused {model_id} (HTTP {status}): {_first_line(error)}")
+
+
+def _broke_off(model_id: str, error: Exception) -> ModelError:
+    advice = "try again: files that have arrived whole are kept"
+    if getattr(error, "errno", None) == errno.ENOSPC:
+        advice = "make room, or set HF_HOME to a folder on another disk"
+    return ModelError(f"the download of {model_id} broke off ({_first_line(error)}); {advice}")
+
+
+def _from_cache(
+    model_id: str, revision: str | None, cache_dir: str | Path | None, error: Exception
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            model_id, revision=revision, cache_dir=cache_dir, local_files_only=True
+        )
+        find_weight_files(Path(folder))
+    except Exception as not_cached:
+        raise ModelError(
+            f"cannot reach the hub for {model_id} ({_first_line(error)}), and the local cache "
+            f"does not hold it ({_first_line(not_cached)}). Check the network, HF_ENDPOINT and "
+            "HF_HUB_OFFLINE, or give a folder"
+        ) from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
