@@ -61,7 +61,21 @@ class PagedKVManager:
         return -(-self._only(group).num_tokens // self.block_size)
 
     def fits(self, group: SequenceGroup, headroom: int = 0) -> bool:
-        return self.blocks_needed(group) + headroom <= self.gpu.num_free
+        # A recomputed group that could not take its next token would come back for nothing.
+        need = self.blocks_needed(group) + self._next_token_of_shape(group)
+        return need + headroom <= self.gpu.num_free
+
+    def _next_token_of_shape(self, group: SequenceGroup) -> int:
+        """Blocks that the next token of a recomputed group of several will take: one for each
+        sequence, but for the last holder of every partly filled block."""
+        if group.shape is None:
+            return 0
+        partial = {
+            group.shape[seq.seq_id][-1]
+            for seq in group.live
+            if (seq.num_tokens - 1) % self.block_size
+        }
+        return len(group.seqs) - len(partial)
 
     def fits_ever(self, group: SequenceGroup) -> bool:
         return self.blocks_needed(group) <= self.num_usable_gpu_blocks
