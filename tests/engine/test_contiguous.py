@@ -310,7 +310,7 @@ def test_check_finds_what_is_wrong():
     with pytest.raises(InvariantError, match="I1: sequence 0 has ended"):
         kv.check([])
     kv.block_table(0)[1] = 7
-    with pytest.raises(InvariantError, match="I1: table .* not a run"):
+    with pytest.raises(InvariantError, match=r"I1: table .* not a run"):
         kv.check([grp])
     kv.block_table(0)[1] = 1
     kv.allocator.allocate(1)

@@ -1,0 +1,469 @@
+"""``minipaged plan``: what fits on which card, before anything is loaded.
+
+Weights, KV bytes a token, slots and blocks of a model on a GPU, and the paper's table 1 derived
+from the two. Needs no GPU and no weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from minipaged.config import CacheConfig, ConfigError, ModelConfig
+from minipaged.errors import MinipagedError
+from minipaged.hardware import GPUS, GiB, Gpu
+from minipaged.kvcache import sizing
+from minipaged.models.catalog import CATALOG, parameter_count
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+#: Bytes of each card that are neither weights nor KV cache: activations, the CUDA context,
+#: buffers of the collectives. With the 0.95 utilization of the authors' experiments, table 1
+#: implies 1.67 GiB for the 13B model, 1.68 for 66B and 1.60 for 175B: nearly the same number
+#: three times, though the models differ by a factor of 13.
+ACTIVATION_BYTES = round(1.67 * GiB)
+
+MAX_TENSOR_PARALLEL = 64
+
+T = TypeVar("T")
+
+
+class PlanError(MinipagedError, ValueError):
+    """There is no such model or card, or one does not fit on the other."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model on ``tensor_parallel`` cards. Bytes are those of one card; all cards hold the same
+    blocks, so blocks, slots and sequences are those of the whole engine.
+
+    Attributes:
+        kv_heads: that each card stores.
+        kv_bytes: what is left for the KV cache.
+        num_slots: tokens in ``num_blocks`` whole blocks.
+        max_sequences: of ``max_model_len`` tokens each, at the same time.
+    """
+
+    model: str
+    gpu: str
+    tensor_parallel: int
+    dtype: str
+    block_size: int
+    utilization: float
+    watermark: float
+    max_model_len: int
+    parameters: int
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    card_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_block: int
+    num_blocks: int
+    num_slots: int
+    watermark_blocks: int
+    swap_bytes: int
+    swap_blocks: int
+    max_sequences: int
+
+
+def make_plan(
+    model: ModelConfig,
+    gpu: Gpu,
+    tensor_parallel: int = 1,
+    dtype: str = "float16",
+    cache: CacheConfig | None = None,
+    max_model_len: int | None = None,
+    activation_bytes: int = ACTIVATION_BYTES,
+) -> Plan:
+    """Divide the memory of a card.
+
+    Weights are taken to be spread evenly over the cards (norms and biases, which every card
+    holds, are less than a thousandth).
+
+    Args:
+        cache: block size, utilization, swap space (of each card) and watermark; its numbers of
+            blocks play no part.
+        max_model_len: tokens of the longest sequence; None: as many as the model has positions.
+        activation_bytes: of each card, kept for all that is neither weights nor KV cache.
+
+    Raises:
+        PlanError: the weights leave no room for a single block; the message names the least
+            number of cards that fit.
+        ConfigError: the heads cannot be spread over ``tensor_parallel`` cards.
+    """
+    cache = cache or CacheConfig()
+    plan = _divide(
+        model, gpu, tensor_parallel, dtype, cache,
+        max_model_len or model.max_model_len, activation_bytes,
+    )  # fmt: skip
+    if plan.num_blocks:
+        return plan
+    advice = "no number of such cards holds it"
+    least = least_tensor_parallel(model, gpu, dtype, cache, max_model_len, activation_bytes)
+    if least is not None:
+        advice = f"the least number of such cards that holds it is {least} (--tensor-parallel)"
+    raise PlanError(
+        f"{model.name} does not fit on {tensor_parallel} x {gpu.name}: of each card's "
+        f"{_gib(gpu.memory_bytes)} the engine may use "
+        f"{_gib(int(gpu.memory_bytes * cache.gpu_memory_utilization))} "
+        f"({cache.gpu_memory_utilization:.0%}); weights in {dtype} take "
+        f"{_gib(plan.weight_bytes)} and activations {_gib(activation_bytes)}, which leaves no room "
+        f"for a block of KV cache; {advice}"
+    )
+
+
+def least_tensor_parallel(
+    model: ModelConfig,
+    gpu: Gpu,
+    dtype: str = "float16",
+    cache: CacheConfig | None = None,
+    max_model_len: int | None = None,
+    activation_bytes: int = ACTIVATION_BYTES,
+) -> int | None:
+    """The least number of cards that hold the model and one sequence of ``max_model_len``;
+    None if none up to 64 does."""
+    length = max_model_len or model.max_model_len
+    for ranks in range(1, min(model.num_heads, MAX_TENSOR_PARALLEL) + 1):
+        try:
+            plan = _divide(
+                model, gpu, ranks, dtype, cache or CacheConfig(), length, activation_bytes
+            )
+        except ConfigError:
+            continue
+        if plan.max_sequences:
+            return ranks
+    return None
+
+
+def _divide(
+    model: ModelConfig,
+    gpu: Gpu,
+    tensor_parallel: int,
+    dtype: str,
+    cache: CacheConfig,
+    max_model_len: int,
+    activation_bytes: int,
+) -> Plan:
+    item = DTYPE_BYTES[dtype]
+    block_size = cache.block_size
+    block_bytes = sizing.kv_bytes_per_block(model, item, block_size, tensor_parallel)
+    parameters = parameter_count(model)
+    weight_bytes = -(-parameters * item // tensor_parallel)
+    kv_bytes = sizing.kv_budget_bytes(
+        gpu.memory_bytes, cache.gpu_memory_utilization, weight_bytes, activation_bytes
+    )
+    num_blocks = sizing.blocks_that_fit(kv_bytes, block_bytes)
+    return Plan(
+        model=model.name,
+        gpu=gpu.name,
+        tensor_parallel=tensor_parallel,
+        dtype=dtype,
+        block_size=block_size,
+        utilization=cache.gpu_memory_utilization,
+        watermark=cache.watermark,
+        max_model_len=max_model_len,
+        parameters=parameters,
+        num_layers=model.num_layers,
+        kv_heads=sizing.kv_heads_per_rank(model, tensor_parallel),
+        head_dim=model.head_dim,
+        card_bytes=gpu.memory_bytes,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        kv_bytes=kv_bytes,
+        kv_bytes_per_token=sizing.kv_bytes_per_token(model, item, tensor_parallel),
+        kv_bytes_per_block=block_bytes,
+        num_blocks=num_blocks,
+        num_slots=num_blocks * block_size,
+        watermark_blocks=sizing.watermark_blocks(num_blocks, cache.watermark),
+        swap_bytes=cache.swap_space_bytes,
+        swap_blocks=sizing.blocks_that_fit(cache.swap_space_bytes, block_bytes),
+        max_sequences=sizing.sequences_that_fit(num_blocks, max_model_len, block_size),
+    )
+
+
+# --------------------------------------------------------------------------- table 1
+@dataclass(frozen=True)
+class Table1Row:
+    """One model of the paper's table 1, and what we derive for it.
+
+    Attributes:
+        cards, gpu: the paper's server.
+        paper_params_gb, paper_kv_gb, paper_kslots: as printed.
+        params_gb: parameters times 2 bytes.
+        kv_gib: what 0.95 of the cards, less weights and activations, leaves on all cards.
+        kslots: thousands of slots in that.
+        kslots_of_paper_kv: thousands of slots in the paper's KV memory, read as GiB.
+    """
+
+    model: str
+    cards: int
+    gpu: str
+    paper_params_gb: float
+    paper_kv_gb: float
+    paper_kslots: float
+    params_gb: float
+    kv_gib: float
+    kslots: float
+    kslots_of_paper_kv: float
+
+
+#: model, cards, GPU, parameters (GB), KV memory (GB), slots (thousands), as the paper prints them
+PAPER_TABLE_1 = (
+    ("opt-13b", 1, "a100-40gb", 26.0, 12.0, 15.7),
+    ("opt-66b", 4, "a100-40gb", 132.0, 21.0, 9.7),
+    ("opt-175b", 8, "a100-80gb", 346.0, 264.0, 60.1),
+)
+PAPER_UTILIZATION = 0.95
+
+
+def table1() -> list[Table1Row]:
+    """The paper's table 1, derived from the models' shapes and the cards' sizes."""
+    rows = []
+    for name, cards, gpu, params_gb, kv_gb, kslots in PAPER_TABLE_1:
+        cache = CacheConfig(gpu_memory_utilization=PAPER_UTILIZATION)
+        plan = make_plan(CATALOG[name], GPUS[gpu], tensor_parallel=cards, cache=cache)
+        token_bytes = plan.kv_bytes_per_token * cards
+        rows.append(
+            Table1Row(
+                model=name,
+                cards=cards,
+                gpu=gpu,
+                paper_params_gb=params_gb,
+                paper_kv_gb=kv_gb,
+                paper_kslots=kslots,
+                params_gb=plan.parameters * DTYPE_BYTES[plan.dtype] / 1e9,
+                kv_gib=plan.kv_bytes * cards / GiB,
+                kslots=sizing.slots_that_fit(plan.kv_bytes * cards, token_bytes) / 1e3,
+                kslots_of_paper_kv=sizing.slots_that_fit(int(kv_gb * GiB), token_bytes) / 1e3,
+            )
+        )
+    return rows
+
+
+# --------------------------------------------------------------------------- text
+def render_plan(plan: Plan) -> str:
+    """The plan as a table of plain text, each number with where it comes from."""
+    cards = f" x {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
+    block = plan.block_size
+    rows = [
+        ("parameters", f"{plan.parameters:,}", ""),
+        ("weights", _gib(plan.weight_bytes), f"{plan.weight_bytes / 1e9:.1f} GB in {plan.dtype}"),
+        ("activations", _gib(plan.activation_bytes), "kept for all that is not weights or KV"),
+        (
+            "KV cache",
+            _gib(plan.kv_bytes),
+            f"{plan.utilization:g} x {_gib(plan.card_bytes)} - weights - activations",
+        ),
+        (
+            "KV bytes a token",
+            f"{plan.kv_bytes_per_token:,} B",
+            f"2 x {plan.num_layers} layers x {plan.kv_heads} KV heads x {plan.head_dim} x "
+            f"{DTYPE_BYTES[plan.dtype]} B",
+        ),
+        ("KV bytes a block", f"{plan.kv_bytes_per_block:,} B", f"{block} tokens"),
+        ("blocks", f"{plan.num_blocks:,}", "KV cache / bytes a block"),
+        ("slots", f"{plan.num_slots:,}", f"blocks x {block}"),
+        ("watermark", f"{plan.watermark_blocks:,} blocks", f"{plan.watermark:g} x blocks"),
+        ("swap", f"{plan.swap_blocks:,} blocks", f"in {_gib(plan.swap_bytes)} of host memory"),
+        ("sequences", f"{plan.max_sequences:,}", f"of {plan.max_model_len:,} tokens at a time"),
+    ]
+    lines = [f"{plan.model} on {plan.gpu}{cards}", "", *_align(rows, right=(1,))]
+    if plan.tensor_parallel > 1:
+        lines += ["", "Bytes are those of one card; every card holds all blocks, with its heads."]
+    if not plan.max_sequences:
+        lines += [
+            "",
+            f"No sequence of {plan.max_model_len:,} tokens fits: the longest has "
+            f"{plan.num_slots:,}. Use more cards, or a smaller --max-model-len.",
+        ]
+    return "\n".join(lines)
+
+
+def render_overview(plans: Iterable[Plan], gpu: Gpu, left_out: Sequence[str] = ()) -> str:
+    """One line for each plan.
+
+    Args:
+        left_out: names of the models that do not fit.
+    """
+    head = ("model", "cards", "weights", "KV a token", "blocks", "slots", "watermark",
+            "swap blocks", "sequences")  # fmt: skip
+    rows = [
+        (
+            plan.model,
+            f"{plan.tensor_parallel}",
+            _gib(plan.weight_bytes),
+            f"{plan.kv_bytes_per_token:,} B",
+            f"{plan.num_blocks:,}",
+            f"{plan.num_slots:,}",
+            f"{plan.watermark_blocks:,}",
+            f"{plan.swap_blocks:,}",
+            f"{plan.max_sequences:,} x {plan.max_model_len:,}",
+        )
+        for plan in plans
+    ]
+    lines = [
+        f"On {gpu.name} ({_gib(gpu.memory_bytes)}), bytes of one card:",
+        "",
+        *_align([head, *rows], right=range(1, len(head))),
+    ]
+    if left_out:
+        lines += ["", f"Not on {gpu.name}: {', '.join(left_out)}."]
+    return "\n".join(lines)
+
+
+def render_table1(rows: Sequence[Table1Row]) -> str:
+    """The paper's table 1 beside ours, and why they differ."""
+    table = [("model", "cards", "", "paper", "ours", "difference")]
+    for row in rows:
+        table += [
+            (row.model, f"{row.cards} x {row.gpu}", "parameters (GB)",
+             *_compare(row.paper_params_gb, row.params_gb, "{:.0f}")),
+            ("", "", "KV cache (GiB)", *_compare(row.paper_kv_gb, row.kv_gib, "{:.0f}")),
+            ("", "", "slots (K)", *_compare(row.paper_kslots, row.kslots, "{:.1f}")),
+            ("", "", "slots (K) in the paper's KV cache",
+             *_compare(row.paper_kslots, row.kslots_of_paper_kv, "{:.1f}")),
+        ]  # fmt: skip
+    activations = f"{ACTIVATION_BYTES / GiB:.2f}"
+    return "\n".join(
+        [
+            "Table 1 of the paper",
+            "",
+            *_align(table, right=(3, 4, 5)),
+            "",
+            "ours: KV cache = 0.95 x memory that CUDA reports - weights - "
+            f"{activations} GiB, for each card.",
+            "The 0.95 is the setting of the authors' experiments. The "
+            f"{activations} GiB are not in the paper: they",
+            "are what its 13B row leaves, and the other two rows follow from them.",
+            "parameters: the paper has the nominal size times 2 bytes, we count every tensor.",
+            "KV cache: the paper's GB must be GiB, as 12e9 bytes would be 14.6K slots; and its 21",
+            "for 66B is about 21.3, as 21 GiB are 9.6K slots.",
+        ]
+    )
+
+
+def _compare(paper: float, ours: float, style: str) -> tuple[str, str, str]:
+    percent = round(100 * (ours - paper) / paper, 1) or 0.0
+    return style.format(paper), f"{ours:.2f}", f"{percent:+.1f} %"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GiB:.2f} GiB"
+
+
+def _align(rows: Sequence[Sequence[str]], right: Iterable[int]) -> list[str]:
+    """Columns as wide as their widest entry, two spaces apart."""
+    to_the_right = set(right)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at in to_the_right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+# --------------------------------------------------------------------------- command line
+def find_model(name: str) -> ModelConfig:
+    """A model of the catalog, by its name or hub id. Raises PlanError, with suggestions."""
+    return _find("model", name, name.rsplit("/", 1)[-1], CATALOG)
+
+
+def find_gpu(name: str) -> Gpu:
+    """A card, by its name. Raises PlanError, with suggestions."""
+    return _find("GPU", name, name, GPUS)
+
+
+def _find(kind: str, given: str, name: str, known: Mapping[str, T]) -> T:
+    key = name.lower().replace("_", "-").replace(" ", "-")
+    if key in known:
+        return known[key]
+    near = [k for k in known if k.startswith(key)] if key else []
+    near = near or difflib.get_close_matches(key, known, n=3)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise PlanError(f"unknown {kind} {given!r}: {hint}known are {', '.join(known)}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``minipaged plan``."""
+    default = CacheConfig()
+    parser.add_argument("--model", help="such as opt-13b; without it, every model on this GPU")
+    parser.add_argument("--gpu", default="a100-40gb", help="default: %(default)s")
+    parser.add_argument(
+        "--tensor-parallel", "-tp", type=int, metavar="N",
+        help="cards that share the model (default: 1; without --model the least that fit)",
+    )  # fmt: skip
+    parser.add_argument("--dtype", choices=sorted(DTYPE_BYTES), default="float16")
+    parser.add_argument("--block-size", type=int, default=default.block_size, metavar="TOKENS")
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=default.gpu_memory_utilization,
+        metavar="FRACTION", help="of the card that the engine may use (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--swap-space", type=float, default=default.swap_space_bytes / GiB, metavar="GIB",
+        help="host memory for each card (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument("--watermark", type=float, default=default.watermark, metavar="FRACTION")
+    parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
+    parser.add_argument(
+        "--activations", type=float, default=ACTIVATION_BYTES / GiB, metavar="GIB",
+        help="kept on each card for all that is neither weights nor KV (default: %(default).2f)",
+    )  # fmt: skip
+    parser.add_argument("--table1", action="store_true", help="the paper's table 1 and ours")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for; returns the exit status.
+
+    Raises:
+        PlanError: a name is unknown, a value is out of range, or the model does not fit.
+    """
+    try:
+        data, text = _answer(args)
+    except ConfigError as error:
+        raise PlanError(str(error)) from error
+    print(json.dumps(data, indent=2) if args.json else text)
+    return 0
+
+
+def _answer(args: argparse.Namespace) -> tuple[object, str]:
+    """What was asked for, as data and as text."""
+    if args.table1:
+        rows = table1()
+        return [asdict(row) for row in rows], render_table1(rows)
+    if args.max_model_len is not None and args.max_model_len < 1:
+        raise ConfigError(f"max_model_len must be at least 1, not {args.max_model_len}")
+    if args.activations < 0:
+        raise ConfigError(f"activations must be at least 0 GiB, not {args.activations:g}")
+    if args.tensor_parallel is not None and args.tensor_parallel < 1:
+        raise ConfigError(f"tensor_parallel must be at least 1, not {args.tensor_parallel}")
+    gpu = find_gpu(args.gpu)
+    cache = CacheConfig(
+        block_size=args.block_size,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        swap_space_bytes=round(args.swap_space * GiB),
+        watermark=args.watermark,
+    )
+    rest = (args.dtype, cache, args.max_model_len, round(args.activations * GiB))
+    if args.model is not None:
+        ranks = 1 if args.tensor_parallel is None else args.tensor_parallel
+        plan = make_plan(find_model(args.model), gpu, ranks, *rest)
+        return asdict(plan), render_plan(plan)
+    plans, left_out = [], []
+    for model in CATALOG.values():
+        ranks = args.tensor_parallel or least_tensor_parallel(model, gpu, *rest)
+        try:
+            plans.append(make_plan(model, gpu, ranks or 1, *rest))
+        except (PlanError, ConfigError):
+            left_out.append(model.name)
+    return [asdict(plan) for plan in plans], render_overview(plans, gpu, left_out)
