@@ -1,0 +1,162 @@
+"""Random lives of an engine: a configuration, requests, and when they come and are aborted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from harness import BLOCK_SIZE, MAX_MODEL_LEN, Reference, Request, TestedEngine
+
+from minipaged.config import CacheConfig, SchedulerConfig
+from minipaged.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+
+class Draw(Protocol):
+    """Where choices come from: a seeded generator, or hypothesis."""
+
+    def integer(self, low: int, high: int) -> int: ...
+    def pick(self, options: Seq[T]) -> T: ...
+
+
+class SeededDraw:
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        return self._random.randint(low, high)
+
+    def pick(self, options: Seq[T]) -> T:
+        return self._random.choice(options)
+
+
+def draw_cache(draw: Draw) -> CacheConfig:
+    return CacheConfig(
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks=draw.integer(4, 20),
+        num_cpu_blocks=draw.pick([0, 1, 3, 8, 8, 32, 32]),
+        watermark=draw.pick([0.0, 0.0, 0.15]),
+    )
+
+
+def draw_scheduler(draw: Draw) -> SchedulerConfig:
+    style = draw.pick(
+        [
+            {},
+            {},
+            {"prefill_first": True},
+            {"chunked_prefill": True},
+            {"chunked_prefill": True},
+            {"batching": "request"},
+            {"demand_free_block_per_seq": True, "count_max_seqs": True},
+        ]
+    )
+    max_num_seqs = draw.pick([4, 6, 8, 16])
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(max_num_seqs, draw.pick([8, 16, 32, 256])),
+        max_model_len=MAX_MODEL_LEN,
+        preemption=draw.pick(["auto", "auto", "auto", "swap", "recompute"]),
+        forced_preemption=draw.pick([0.0, 0.0, 0.1, 0.35]),
+        forced_preemption_seed=draw.integer(0, 99),
+        **style,
+    )
+
+
+def draw_request(draw: Draw, name: str, text: bool) -> Request:
+    length = draw.pick([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 18, 23, 30, 70])
+    first = draw.integer(0, 60)
+    prompt = tuple((first + 7 * i * i) % 61 for i in range(length))
+    return Request(name, prompt, _draw_params(draw, text), draw.pick([0, 0, 0, 1, 2]))
+
+
+def _draw_params(draw: Draw, text: bool) -> SamplingParams:
+    max_tokens = draw.pick([1, 2, 4, 5, 8, 9, 12, 16, 20, 40, None])
+    options = {
+        "seed": draw.integer(0, 1000),
+        "max_tokens": max_tokens,
+        "stop_token_ids": draw.pick([(), (), (5, 6, 7)]),
+        "ignore_eos": draw.pick([False, True]),
+        "logprobs": draw.pick([None, None, 0, 2]),
+        "prompt_logprobs": draw.pick([None, None, None, 1]),
+        "min_tokens": draw.pick([0, 0, 3]) if (max_tokens or 3) >= 3 else 0,
+    }
+    kind = draw.pick(["greedy", "sample", "sample", "siblings", "siblings", "best_of", "beams"])
+    if kind == "beams":
+        width = draw.integer(2, 4)
+        return SamplingParams(
+            use_beam_search=True,
+            n=draw.integer(1, width),
+            best_of=width,
+            length_penalty=draw.pick([0.0, 1.0, 2.0]),
+            early_stopping=draw.pick([True, False, "never"]),
+            **options,
+        )
+    if kind == "siblings":
+        options["n"] = draw.integer(2, 4)
+    if kind == "best_of":
+        options["n"], options["best_of"] = draw.integer(1, 2), draw.integer(3, 4)
+    return SamplingParams(
+        temperature=0.0 if kind == "greedy" else draw.pick([0.7, 1.0]),
+        top_k=draw.pick([0, 0, 10]),
+        top_p=draw.pick([1.0, 1.0, 0.9]),
+        frequency_penalty=draw.pick([0.0, 0.0, 1.0]),
+        repetition_penalty=draw.pick([1.0, 1.0, 1.3]),
+        stop=draw.pick([(), (), ("ab", "hg"), ("cde",)]) if text else (),
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens before each step, by its number, until all requests have come."""
+
+    seed: int
+    scheduler: SchedulerConfig
+    cache: CacheConfig
+    text: bool
+    adds: tuple[tuple[Request, ...], ...]
+    aborts: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def seeded(cls, seed: int) -> Scenario:
+        draw = SeededDraw(seed)
+        text = draw.pick([False, True])
+        scheduler, cache = draw_scheduler(draw), draw_cache(draw)
+        adds: list[tuple[Request, ...]] = []
+        aborts: list[tuple[str, ...]] = []
+        names: list[str] = []
+        while len(names) < 7:
+            new = [f"r{len(names) + i}" for i in range(draw.pick([0, 0, 1, 2]))]
+            adds.append(tuple(draw_request(draw, name, text) for name in new))
+            names += new
+            out = names and not draw.integer(0, 7)
+            aborts.append((draw.pick([*names, "nobody"]),) * draw.pick([1, 1, 2]) if out else ())
+        return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts))
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for requests in self.adds for request in requests]
+
+    def run(self, events: Counter[str] | None = None) -> TestedEngine:
+        """Live through it on a checked engine, to the end."""
+        engine = TestedEngine(self.scheduler, self.cache, text=self.text, events=events)
+        for requests, names in zip(self.adds, self.aborts):
+            for request in requests:
+                engine.add(request)
+            for name in names:
+                engine.abort(name)
+            engine.step()
+        engine.run()
+        return engine
+
+
+def prepare(reference: Reference, scenarios: Seq[Scenario]) -> None:
+    """Compute what each request gives alone, so that comparing runs no engine any more."""
+    for scenario in scenarios:
+        for request in scenario.requests:
+            reference.prepare(request, scenario.text)
