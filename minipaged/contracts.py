@@ -107,6 +107,7 @@ class Decision:
 
     parent: Sequence
     token_id: int
+    """Below 0: none could be chosen, and nothing is appended (with ``finish="error"``)."""
     logprob: float
     index: int = 0
     """The sibling that this continuation is."""
@@ -254,8 +255,13 @@ class Sampling(Protocol):
     def decide(
         self, plan: StepPlan, logits: StepLogits, groups: Seq[SequenceGroup]
     ) -> list[GroupDecision]:
-        """``groups`` are those with a span whose ``sample`` is set, in the order of the plan;
-        each has all its live sequences in it."""
+        """Choose the next tokens, one decision for each group that sampled in this step; and
+        record the prompt log-probabilities that the step gave.
+
+        ``groups`` are at least those with a span in the plan."""
+
+    def select_outputs(self, group: SequenceGroup) -> list[Sequence]:
+        """The ``n`` outputs of a group, best first where there is a best."""
 
 
 class Tokenizer(Protocol):

@@ -172,16 +172,15 @@ class Engine:
         """
         start = self.clock()
         plan = self.scheduler.schedule()
-        groups = self.scheduler.groups
         if self._monitor is not None:
-            self._monitor.planned(plan, groups)
+            self._monitor.planned(plan, self.scheduler.groups)
         for group in self.scheduler.sampled:
             if group.first_scheduled_time is None:
                 group.first_scheduled_time = start
         decisions: list[GroupDecision] = []
         if not plan.idle:
             logits = self.executor.execute(plan)
-            decisions = self.sampling.decide(plan, logits, groups)
+            decisions = self.sampling.decide(plan, logits, self.scheduler.running)
             self._read(decisions)
         changed = self.scheduler.commit(decisions)
         self.num_steps += 1
@@ -243,6 +242,8 @@ class Engine:
         )
 
     def _completion(self, index: int, seq: Sequence, group: SequenceGroup) -> CompletionOutput:
+        params = group.params
+        scored = params.logprobs is not None or params.width > params.n or params.use_beam_search
         text = delta = ""
         if seq.text is not None:
             if seq.status is Status.FINISHED:
@@ -253,8 +254,8 @@ class Engine:
             text=text,
             delta=delta,
             token_ids=seq.output_token_ids,
-            cumulative_logprob=seq.cumulative_logprob,
-            logprobs=list(seq.logprobs) if group.params.logprobs is not None else None,
+            cumulative_logprob=seq.cumulative_logprob if scored else None,
+            logprobs=list(seq.logprobs) if params.logprobs is not None else None,
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
         )

@@ -18,6 +18,7 @@ class CompletionOutput:
             the final ``text`` for requests whose outputs are streamed (not beams, nor
             ``best_of > n``, whose outputs are only known at the end).
         token_ids: all output tokens, the one that ended it included.
+        cumulative_logprob: sum over the tokens, in nats; None where nothing asked for it.
         logprobs: one entry a token, where asked for.
         finish_reason: ``stop``, ``length``, ``abort``, ``error``; None while it runs.
         stop_reason: the stop string or id that matched, or a sentence that says why the
@@ -28,7 +29,7 @@ class CompletionOutput:
     text: str
     delta: str
     token_ids: list[int]
-    cumulative_logprob: float
+    cumulative_logprob: float | None
     logprobs: list[TokenLogprob] | None
     finish_reason: str | None
     stop_reason: str | int | None

@@ -365,7 +365,8 @@ class Scheduler:
         return seq
 
     def _append(self, group: SequenceGroup, seq: Sequence, decision: Decision) -> None:
-        seq.token_ids.append(decision.token_id)
+        if decision.token_id >= 0:
+            seq.token_ids.append(decision.token_id)
         seq.index = decision.index
         seq.cumulative_logprob += decision.logprob
         seq.text = decision.text
