@@ -107,7 +107,7 @@ def check_transformers() -> Check:
     broken = _check_version("transformers", "transformers")
     if broken is not None:
         return broken
-    found = _version("transformers")
+    found = _version("transformers") or ""
     done = _python("-c", "from transformers import LlamaForCausalLM, OPTForCausalLM")
     if done.returncode:
         detail = f"{found} cannot load its models: {_last_line(done)}"
@@ -136,7 +136,7 @@ def _cuda() -> tuple[str | None, str]:
     done = _python("-c", code)
     if done.returncode:
         return None, _last_line(done)
-    cuda, usable = done.stdout.strip().split(";")
+    cuda, usable = done.stdout.splitlines()[-1].split(";")
     return cuda, usable
 
 
@@ -185,9 +185,9 @@ def _check_kernel(name: str, device: str, env: dict[str, str]) -> Check:
     if done.returncode:
         return Check(name, False, f"a small kernel fails: {_last_line(done)} ({pair})", remedy)
     try:
-        result = json.loads(done.stdout)
+        result = json.loads(done.stdout.splitlines()[-1])
         got, expected = result["got"], result["expected"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, IndexError):
         return Check(name, False, f"a small kernel printed {done.stdout[:80]!r}", remedy)
     wrong = [
         (row, g, e)

@@ -1,0 +1,26 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from minipaged.fetch import SMOLLM2, default_cache_dir, is_complete
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The folder of SmolLM2-135M-Instruct, as `make model` puts it into the user's cache.
+
+    A test that needs it is skipped where it is not there; with ``MINIPAGED_REQUIRE_MODEL`` set,
+    as in continuous integration, it fails.
+    """
+    folder = default_cache_dir() / SMOLLM2.name
+    if is_complete(folder):
+        return folder
+    reason = f"{SMOLLM2.title} is not in {folder}: `make model` gets it"
+    if os.environ.get("MINIPAGED_REQUIRE_MODEL"):
+        pytest.fail(reason)
+    pytest.skip(reason)
