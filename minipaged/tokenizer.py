@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipaged.models.chat_template import ChatTemplate, Message
 from minipaged.errors import ModelError, RequestError
+from minipaged.models.chat_template import ChatTemplate, Message
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

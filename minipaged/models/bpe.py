@@ -71,7 +71,7 @@ def sentencepiece_bpe(
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
     )
-    add_special_tokens(tokenizer, sorted(special_pieces, key=lambda piece: vocab[piece]))
+    add_special_tokens(tokenizer, [piece for piece in pieces if piece in special_pieces])
     return tokenizer
 
 
