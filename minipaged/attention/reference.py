@@ -1,0 +1,248 @@
+"""Attention over the paged cache in PyTorch: the definition that every other backend must meet
+(paper, section 4.3), fast enough to serve a small model on a CPU.
+
+Half types are computed in float32: products, softmax and sums.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minipaged.attention import AttentionBatch
+
+#: Queries of a chunk that attend at a time: bounds the mask to this many rows.
+_QUERY_TILE = 256
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Store the key and value of each token at its slot.
+
+    Args:
+        k, v: ``[T, num_kv_heads, head_dim]``.
+        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, written in place.
+            Slot ``s`` is row ``s % block_size`` of block ``s // block_size``.
+        slot_mapping: ``[T]``. A token with slot -1 is padding: nothing is written for it. The
+            other slots are distinct.
+    """
+    live = slot_mapping >= 0
+    if not live.all():
+        k, v, slot_mapping = k[live], v[live], slot_mapping[live]
+    k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
+    v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+
+
+def gather_kv(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
+    """What one sequence holds in a cache, in the order of its positions.
+
+    Args:
+        cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        block_table: ``[>= ceil(length / block_size)]``; further entries do not matter.
+        length: tokens wanted, from position 0.
+
+    Returns:
+        ``[length, num_kv_heads, head_dim]``: a copy.
+    """
+    num_blocks = -(-length // cache.shape[1])
+    return cache.index_select(0, block_table[:num_blocks]).flatten(0, 1)[:length]
+
+
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float
+) -> Tensor:
+    """Causal attention of every token of a ragged batch to its own sequence.
+
+    The token at position ``p`` (the last ``query_len`` positions of a context are the
+    queries) attends to positions ``0 .. p``, whose keys and values are in the cache already::
+
+        out[t, h] = sum_j softmax_j(scale * q[t, h] . K[j, g]) V[j, g]     g = h // group
+
+    Args:
+        q: ``[T, num_heads, head_dim]``.
+        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        batch: which tokens belong to which sequence, and where its blocks are.
+        scale: multiplies the scores.
+
+    Returns:
+        ``[T, num_heads, head_dim]`` in ``q``'s type; rows of padding are zero. Slots past a
+        context, and blocks of others, may hold anything (NaN, Inf): they do not show.
+    """
+    out = torch.zeros_like(q)
+    decodes = batch.num_decodes
+    if decodes:
+        out[:decodes] = _decode(q[:decodes], k_cache, v_cache, batch, scale)
+    if decodes < len(batch.context_lens):
+        _prefill(q, k_cache, v_cache, batch, scale, out)
+    return out
+
+
+class ReferenceAttention:
+    """The :class:`~minipaged.attention.AttentionBackend` made of the functions above."""
+
+    def write(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch
+    ) -> None:
+        write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float
+    ) -> Tensor:
+        return paged_attention(q, k_cache, v_cache, batch, scale)
+
+
+# --------------------------------------------------------------------------- prompts and chunks
+def _prefill(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, out: Tensor
+) -> None:
+    """Sequences with several queries, one after the other: each is a product large enough to
+    keep the machine busy, so there is nothing to win by padding them to one shape."""
+    starts = batch.query_start.tolist()
+    lengths = batch.context_lens.tolist()
+    for s, (start, end) in list(enumerate(pairwise(starts)))[batch.num_decodes :]:
+        k = gather_kv(k_cache, batch.block_tables[s], lengths[s])
+        v = gather_kv(v_cache, batch.block_tables[s], lengths[s])
+        out[start:end] = _causal(q[start:end], k, v, scale)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """``q: [Lq, H, d]`` at the last ``Lq`` positions of ``k, v: [L, KVH, d]`` -> ``[Lq, H, d]``."""
+    # [1, heads, length, d]
+    q4, k4, v4 = (x.float().transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    gqa = q.shape[1] != k.shape[1]
+    if len(q) == len(k):
+        out = F.scaled_dot_product_attention(
+            q4, k4, v4, is_causal=True, scale=scale, enable_gqa=gqa
+        )
+        return out[0].transpose(0, 1)
+
+    history = len(k) - len(q)
+    key_positions = torch.arange(len(k), device=q.device)
+    tiles = []
+    for first in range(0, len(q), _QUERY_TILE):
+        tile = q4[:, :, first : first + _QUERY_TILE]
+        end = history + first + tile.shape[2]  # keys that the last query of the tile sees
+        visible = key_positions[:end] <= key_positions[history + first : end, None]
+        tiles.append(
+            F.scaled_dot_product_attention(
+                tile, k4[:, :, :end], v4[:, :, :end], visible, scale=scale, enable_gqa=gqa
+            )
+        )
+    return torch.cat(tiles, dim=2)[0].transpose(0, 1)
+
+
+# --------------------------------------------------------------------------- decodes
+@dataclass(frozen=True)
+class _DecodeIndex:
+    """The block tables of a step's decodes, as the sparse matrix that they are.
+
+    A row is one query (head ``h`` of sequence ``s`` is row ``s * H + h``: heads that share keys
+    follow each other, while these are in the processor's cache); a column is one row of the
+    pool seen as ``[num_slots * num_kv_heads, head_dim]``. With ``C``, the sum of the context
+    lengths, it has ``E = C * H`` entries, and attention touches nothing else: no slot past a
+    context is ever read.
+
+    Attributes:
+        slots: ``[C]``: the slots of all contexts.
+        scores: CSR ``[S * H, rows of the pool]``: its values are overwritten by each layer.
+        row_start: ``[S * H]``: where the entries of a row begin.
+        pad: ``[S * H * L]``: the entry at each place of the padded scores ``[S, H, L]``. Past a
+            context it is the row's first: finite if the row is.
+        mask: ``[S, 1, L]``: 0 within a context, -inf past it.
+        unpad: ``[E]``: the place of each entry in the padded scores.
+        padded: ``[S, H, L]`` scratch.
+    """
+
+    slots: Tensor
+    scores: Tensor
+    row_start: Tensor
+    pad: Tensor
+    mask: Tensor
+    unpad: Tensor
+    padded: Tensor
+
+    @staticmethod
+    def build(
+        batch: AttentionBatch, num_heads: int, num_kv_heads: int, pool_slots: int | None
+    ) -> _DecodeIndex:
+        """``pool_slots``: None where the columns are not the rows of the pool, but those of a
+        table of the ``C`` live tokens."""
+        decodes, device = batch.num_decodes, batch.context_lens.device
+        lengths = batch.context_lens[:decodes].long()
+        longest = int(lengths.max())
+        positions = torch.arange(longest, device=device)
+        heads = torch.arange(num_heads, device=device)
+        inside = positions < lengths[:, None]  # [S, L]
+
+        blocks = batch.block_tables[:decodes].long()
+        slots = blocks.repeat_interleave(batch.block_size, dim=1)[:, :longest] * batch.block_size
+        slots += positions % batch.block_size  # [S, L]
+        starts = lengths.cumsum(0) - lengths  # [S]
+        tokens = slots if pool_slots is not None else starts[:, None] + positions
+
+        shape = (decodes, num_heads, longest)
+        unpad = inside[:, None].expand(shape).flatten().nonzero().squeeze(1)
+        columns = tokens[:, None] * num_kv_heads + (heads * num_kv_heads // num_heads)[:, None]
+        row_start = starts[:, None] * num_heads + heads * lengths[:, None]  # [S, H]
+        with warnings.catch_warnings():  # "Sparse CSR tensor support is in beta state"
+            warnings.simplefilter("ignore", UserWarning)
+            scores = torch.sparse_csr_tensor(
+                torch.cat([row_start.flatten(), lengths.sum(0, keepdim=True) * num_heads]),
+                columns.flatten().index_select(0, unpad),
+                torch.zeros(len(unpad), device=device),
+                size=(decodes * num_heads, (pool_slots or len(unpad)) * num_kv_heads),
+                check_invariants=False,
+            )
+        return _DecodeIndex(
+            slots=slots[inside],
+            scores=scores,
+            row_start=row_start.flatten(),
+            pad=(row_start[:, :, None] + positions * inside[:, None]).flatten(),
+            mask=torch.where(inside, 0.0, -torch.inf)[:, None],
+            unpad=unpad,
+            padded=torch.empty(shape, device=device),
+        )
+
+
+def _decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float
+) -> Tensor:
+    """One query a sequence, all sequences at once. ``q: [S, H, d]`` -> ``[S, H, d]``."""
+    _, num_heads, head_dim = q.shape
+    num_blocks, block_size, num_kv_heads, _ = k_cache.shape
+    # A half-precision pool is not read in place: the live part is copied to float32 first.
+    in_pool = k_cache.dtype == torch.float32
+    index = batch.cache.get("reference.decode")
+    if index is None:
+        pool_slots = num_blocks * block_size if in_pool else None
+        index = _DecodeIndex.build(batch, num_heads, num_kv_heads, pool_slots)
+        batch.cache["reference.decode"] = index
+
+    def rows(cache: Tensor) -> Tensor:
+        if not in_pool:
+            cache = cache.view(-1, num_kv_heads, head_dim).index_select(0, index.slots).float()
+        return cache.view(-1, head_dim)
+
+    torch.sparse.sampled_addmm(
+        index.scores,
+        q.float().reshape(-1, head_dim),
+        rows(k_cache).t(),
+        beta=0.0,
+        alpha=scale,
+        out=index.scores,
+    )
+    # The softmax needs rows of one length: [S, H, L], and back to the entries of the matrix.
+    torch.index_select(index.scores.values(), 0, index.pad, out=index.padded.view(-1))
+    weights = index.padded.add_(index.mask).softmax(-1)
+    out = F.embedding_bag(
+        index.scores.col_indices(),
+        rows(v_cache),
+        index.row_start,
+        mode="sum",
+        per_sample_weights=weights.view(-1).index_select(0, index.unpad),
+    )
+    return out.view_as(q).to(q.dtype)
