@@ -3,7 +3,9 @@
 import random
 
 import pytest
+from harness import BLOCK_SIZE, HUGE_POOL, MAX_MODEL_LEN, Request, TestedEngine
 
+from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.errors import InvariantError, OutOfBlocks
 from minipaged.kvcache.buddy import BuddyAllocator
 from minipaged.kvcache.contiguous import ContiguousKVManager, Reservation
@@ -378,3 +380,41 @@ def test_a_random_run_keeps_the_invariants_and_the_contents(reservation, seed):
             end(kv, grp, seq)
     kv.check([])
     assert kv.num_free_gpu_blocks == 75
+
+
+# -- in the engine
+def serve(requests, cache):
+    engine = TestedEngine(SchedulerConfig(max_model_len=MAX_MODEL_LEN), cache)
+    most = 0
+    for request in requests:
+        engine.add(request)
+    while engine.engine.has_unfinished():
+        engine.step()
+        most = max(most, len(engine.engine.scheduler.running))
+    engine.check_idle()
+    outputs = {
+        name: [(completion.token_ids, completion.finish_reason) for completion in output.outputs]
+        for name, output in engine.finished.items()
+    }
+    return outputs, most, engine
+
+
+@pytest.mark.parametrize(("reservation", "batched"), [("max", 4), ("pow2", 16), ("oracle", 16)])
+def test_engine_with_reservations_gives_the_tokens_of_the_paged_one(reservation, batched):
+    rng = random.Random(3)
+    requests = [
+        Request(
+            f"{i}",
+            tuple(rng.randrange(60) for _ in range(rng.randint(1, 9))),
+            SamplingParams(n=rng.randint(1, 3), max_tokens=rng.randint(1, 20), seed=i),
+        )
+        for i in range(20)
+    ]
+    expected, _, _ = serve(requests, HUGE_POOL)
+    cache = CacheConfig(
+        block_size=BLOCK_SIZE, num_gpu_blocks=79, num_cpu_blocks=0, reservation=reservation
+    )
+    outputs, most, engine = serve(requests, cache)
+    assert outputs == expected
+    assert engine.events["recompute of a sequence"] == engine.events["swap out"] == 0
+    assert most <= batched
