@@ -7,24 +7,22 @@ The client keeps its cache, resumes interrupted downloads and reads ``HF_TOKEN``
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from minipaged.errors import ModelError
 from minipaged.models.checkpoint import find_weight_files
 
-_WEIGHTS = (
-    re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"),
-    re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?"),
+_KINDS = (
+    ("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json"),
 )
-"""In the order of preference; never both."""
-_SMALL = frozenset(
-    (
-        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-        *("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"),
-        *("special_tokens_map.json", "chat_template.jinja", "LICENSE", "LICENSE.txt"),
-    )
+"""Name patterns of the weights, in the order of preference; never both."""
+_SMALL = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json"),
+    *("special_tokens_map.json", "chat_template.jinja", "LICENSE", "LICENSE.txt"),
 )
 
 
@@ -49,7 +47,8 @@ def download_model(
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        names = HfApi().list_repo_files(model_id, revision=revision)
+        # Of the calls that list a repository this one does not retry for half a minute.
+        siblings = HfApi().model_info(model_id, revision=revision, timeout=10).siblings
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         if status is None or status >= 500:
@@ -58,11 +57,11 @@ def download_model(
     except Exception as error:
         # The client lets errors of its HTTP library through; which one that is has changed.
         return _from_cache(model_id, revision, cache_dir, error)
-    files = files_to_get(model_id, names)
+    wanted = patterns_to_get(model_id, [file.rfilename for file in siblings or []])
     try:
         return Path(
             snapshot_download(
-                model_id, revision=revision, cache_dir=cache_dir, allow_patterns=files
+                model_id, revision=revision, cache_dir=cache_dir, allow_patterns=wanted
             )
         )
     except HfHubHTTPError as error:
@@ -72,17 +71,21 @@ def download_model(
         raise _broke_off(model_id, error) from error
 
 
-def files_to_get(model_id: str, names: Iterable[str]) -> list[str]:
-    """Which of a repository's files to download: one kind of weights, configuration, tokenizer.
+def patterns_to_get(model_id: str, names: Iterable[str]) -> list[str]:
+    """Name patterns of what to download of a repository: one kind of weights, the configuration,
+    the tokenizer.
+
+    Args:
+        names: the files that it has.
 
     Raises:
         ModelError: it has no weights in a format that minipaged reads.
     """
     names = sorted(names)
-    for pattern in _WEIGHTS:
-        weights = [name for name in names if pattern.fullmatch(name)]
-        if any(not name.endswith(".json") for name in weights):
-            return weights + [name for name in names if name in _SMALL]
+    for kind in _KINDS:
+        weights = [pattern for pattern in kind if not pattern.endswith(".json")]
+        if any(fnmatchcase(name, pattern) for name in names for pattern in weights):
+            return [*kind, *_SMALL]
     shown = ", ".join(name for name in names if "/" not in name)
     raise ModelError(
         f"{model_id} has no weights in safetensors or PyTorch's .bin format; it holds: {shown}"
@@ -119,18 +122,25 @@ def _from_cache(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    try:
-        folder = snapshot_download(
-            model_id, revision=revision, cache_dir=cache_dir, local_files_only=True
-        )
-        find_weight_files(Path(folder))
-    except Exception as not_cached:
-        raise ModelError(
-            f"cannot reach the hub for {model_id} ({_first_line(error)}), and the local cache "
-            f"does not hold it ({_first_line(not_cached)}). Check the network, HF_ENDPOINT and "
-            "HF_HUB_OFFLINE, or give a folder"
-        ) from error
-    return Path(folder)
+    reasons = []
+    for kind in _KINDS:
+        try:
+            folder = snapshot_download(
+                model_id,
+                revision=revision,
+                cache_dir=cache_dir,
+                allow_patterns=[*kind, *_SMALL],
+                local_files_only=True,
+            )
+            find_weight_files(Path(folder))
+            return Path(folder)
+        except Exception as not_cached:
+            reasons.append(_first_line(not_cached))
+    raise ModelError(
+        f"cannot reach the hub for {model_id} ({_first_line(error)}), and the local cache does "
+        f"not hold it ({reasons[0]}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give "
+        "a folder"
+    ) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from itertools import pairwise
 
 import pytest
 from tokenizers import ByteLevelBPETokenizer, SentencePieceBPETokenizer
@@ -71,9 +72,12 @@ def opt_folder(tmp_path, byte_level):
         (tmp_path / name).write_text((byte_level / name).read_text())
     end = special("</s>", normalized=True)
     settings = {
-        **{"errors": "replace", "add_prefix_space": False, "add_bos_token": True},
-        **{"unk_token": end, "bos_token": end, "eos_token": end},
-        **{"pad_token": special("<pad>", normalized=True), "tokenizer_class": "GPT2Tokenizer"},
+        **dict.fromkeys(("unk_token", "bos_token", "eos_token"), end),
+        "pad_token": special("<pad>", normalized=True),
+        "add_prefix_space": False,
+        "add_bos_token": True,
+        "errors": "replace",
+        "tokenizer_class": "GPT2Tokenizer",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "config.json").write_text(
@@ -168,10 +172,8 @@ def test_smollm2_style_splits_digits_and_adds_nothing(tmp_path, byte_level):
 @pytest.mark.parametrize("legacy", [False, True])
 def test_llama_sentencepiece_file_equals_transformers(tmp_path, pieces, legacy):
     (tmp_path / "tokenizer.model").write_bytes(llama_model_file(pieces))
-    settings = {
-        **{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-        **{"add_bos_token": True, "add_eos_token": False, "legacy": legacy},
-    }
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    settings = {**named, "add_bos_token": True, "add_eos_token": False, "legacy": legacy}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     from transformers.tokenization_utils_base import generate_merges
 
@@ -192,9 +194,7 @@ def test_llama_merges_follow_sentencepiece_own_algorithm(tmp_path, pieces):
         symbols = list("▁" + text.replace(" ", "▁"))
         while True:
             joins = [
-                (score[a + b], -i)
-                for i, (a, b) in enumerate(zip(symbols, symbols[1:]))
-                if a + b in score
+                (score[a + b], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in score
             ]
             if not joins:
                 break

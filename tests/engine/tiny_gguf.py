@@ -1,5 +1,7 @@
 """A GGUF file of a tiny LLaMA, written as llama.cpp's converter writes it."""
 
+import json
+
 import gguf
 import numpy as np
 import torch
@@ -29,11 +31,19 @@ def tiny_llama(tied=True, seed=0, **changes):
     """Transformers' model, random weights."""
     torch.manual_seed(seed)
     settings = {
-        **{"vocab_size": 300, "hidden_size": HEADS * HEAD_DIM, "intermediate_size": 96},
-        **{"num_hidden_layers": LAYERS, "num_attention_heads": HEADS},
-        **{"num_key_value_heads": KV_HEADS, "max_position_embeddings": 128},
-        **{"rope_theta": 50000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": tied},
-        **{"bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2},
+        "vocab_size": 300,
+        "hidden_size": HEADS * HEAD_DIM,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 128,
+        "rope_theta": 50000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "initializer_range": 0.2,
     }
     return LlamaForCausalLM(LlamaConfig(**settings | changes)).eval()
 
@@ -54,8 +64,6 @@ def write_gguf(path, model, quantized=None, permute=True, architecture="llama", 
     trained.train_from_iterator(TEXT, vocab_size=300, special_tokens=["<s>", "</s>"])
     by_id = {index: token for token, index in trained.get_vocab().items()}
     tokens = [by_id.get(i, f"<unused{i}>") for i in range(config.vocab_size)]
-    import json
-
     merges = [tuple(m) for m in json.loads(trained._tokenizer.to_str())["model"]["merges"]]
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
