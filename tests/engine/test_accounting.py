@@ -200,11 +200,11 @@ def lengths(field, count, rng):
 )
 def test_saturated_orca_on_sharegpt_wastes_what_figure_2_says(reservation, expected, batch):
     rng = random.Random(0)
-    pairs = zip(lengths("input", 3000, rng), lengths("output", 3000, rng))
+    pairs = zip(lengths("input", 2000, rng), lengths("output", 2000, rng))
     waiting = [(i, p, o) for i, (p, o) in enumerate(pairs) if p + o < 2048][::-1]
     kv = ContiguousKVManager(BuddyAllocator(983), 16, 2048, reservation)
     meter, counts, running = MemoryMeter(), [], []
-    for step in range(30_000):
+    for step in range(16_000):
         while waiting:
             grp = group(*waiting[-1])
             if not kv.fits(grp):

@@ -160,7 +160,7 @@ def check(pool, roots):
             assert (root + ((start - root) ^ size), size) not in free
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     num_blocks=st.integers(1, 70),
     max_order=st.integers(0, 5),
