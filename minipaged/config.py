@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from minipaged.errors import MinipagedError
+
 PreemptionMode = Literal["auto", "swap", "recompute"]
 Batching = Literal["iteration", "request"]
 Reservation = Literal["paged", "max", "pow2", "oracle"]
 
 
-class ConfigError(ValueError):
+class ConfigError(MinipagedError, ValueError):
     """A setting has a value that the engine cannot work with; the message names both."""
 
 

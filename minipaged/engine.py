@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from minipaged.config import CacheConfig, SchedulerConfig
+from minipaged.contracts import StepPlan
 from minipaged.errors import RequestError
 from minipaged.invariants import InvariantMonitor
 from minipaged.kvcache.manager import PagedKVManager
@@ -41,6 +42,7 @@ class Engine:
         scheduler: the queues, and the decisions about them.
         executor: what computes logits.
         num_steps: steps taken.
+        last_plan: the plan of the last step.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Engine:
         self.clock = clock
         self.trace = trace
         self.num_steps = 0
+        self.last_plan = StepPlan()
         self._requests: dict[str, _Request] = {}
         self._num_added = 0
         self._monitor = InvariantMonitor(self.kv, exact=self.kv.preemptible) if check else None
@@ -151,12 +154,16 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """End a request, wherever it is. Its blocks are free at once; its last output comes
-        with the next step.
+        with the next step, or from :meth:`take_ended`.
 
         Returns:
             False if no such request is unfinished.
         """
         return self.scheduler.abort(request_id)
+
+    def take_ended(self) -> list[RequestOutput]:
+        """The last outputs of requests that ended since the last step, without a step."""
+        return self._outputs(())
 
     def has_unfinished(self) -> bool:
         """Is there a request that has not had its last output?"""
@@ -171,7 +178,7 @@ class Engine:
             got a token.
         """
         start = self.clock()
-        plan = self.scheduler.schedule()
+        self.last_plan = plan = self.scheduler.schedule()
         if self._monitor is not None:
             self._monitor.planned(plan, self.scheduler.groups)
         for group in self.scheduler.sampled:

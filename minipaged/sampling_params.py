@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from minipaged.errors import RequestError
+
 MAX_N = 256
 
 
-def _bad(name: str, value: object, limit: str) -> ValueError:
-    return ValueError(f"{name} must be {limit}, not {value!r}")
+def _bad(name: str, value: object, limit: str) -> RequestError:
+    return RequestError(f"{name} must be {limit}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class SamplingParams:
     """Decoding options of one request, under the names that OpenAI and vLLM use.
 
     Raises:
-        ValueError: a value is out of range; the message names the value and the limit.
+        RequestError: a value is out of range; the message names the value and the limit.
     """
 
     n: int = 1

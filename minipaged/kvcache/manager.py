@@ -41,6 +41,7 @@ class PagedKVManager:
         self.gpu: BlockAllocator = parts.BlockAllocator(num_gpu_blocks, "GPU")
         self.cpu: BlockAllocator = parts.BlockAllocator(num_cpu_blocks, "CPU")
         self.tables: dict[int, BlockTable] = {}
+        self._make_writable = parts.make_writable  # called for every token
 
     @property
     def num_free_gpu_blocks(self) -> int:
@@ -125,9 +126,10 @@ class PagedKVManager:
 
     def append(self, group: SequenceGroup) -> list[BlockPair]:
         copies = []
+        tables, make_writable = self.tables, self._make_writable
         for seq_id in group.seqs:
-            table = self.tables[seq_id]
-            pair = self.parts.make_writable(table)
+            table = tables[seq_id]
+            pair = make_writable(table)
             if pair is not None:
                 copies.append(pair)
             table.append(1)

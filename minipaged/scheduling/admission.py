@@ -68,7 +68,7 @@ class Admission:
             )
         if not self.kv.fits_ever(group):
             return (
-                f"the prompt of {prompt} tokens needs {self.kv.blocks_needed(group)} blocks of "
+                f"a request with {prompt} prompt tokens needs {self.kv.blocks_needed(group)} blocks of "
                 f"{self.kv.block_size}, the whole pool has {self.kv.num_usable_gpu_blocks}"
             )
         return ""

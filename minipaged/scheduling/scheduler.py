@@ -257,10 +257,10 @@ class Scheduler:
     def _decode(self, group: SequenceGroup, plan: StepPlan) -> None:
         """Every live sequence feeds its last token, and is sampled."""
         self.sampled.append(group)
+        block_table, spans = self.kv.block_table, plan.spans
         for seq_id, seq in group.seqs.items():
             tokens = seq.token_ids
-            table = self.kv.block_table(seq_id)
-            plan.spans.append(Span(seq_id, len(tokens) - 1, [tokens[-1]], table))
+            spans.append(Span(seq_id, len(tokens) - 1, [tokens[-1]], block_table(seq_id)))
 
     def _prefill(self, group: SequenceGroup, plan: StepPlan) -> None:
         """The next chunk of a group whose tokens are not all in the cache; all that is left
@@ -341,11 +341,13 @@ class Scheduler:
         for child in children:
             by_parent[child.parent.seq_id].append(child)
         parents = group.live
-        # First the parents that nobody continues, so that a contiguous manager has their
-        # region for the forks.
+        # First the memory of those that nobody continues, so that a contiguous manager has
+        # their regions for the forks.
         for seq in parents:
             if not by_parent[seq.seq_id]:
                 self._drop(group, seq)
+            elif all(map(_ends, by_parent[seq.seq_id])):
+                self.kv.free(seq)
         continued: list[tuple[Sequence, Decision]] = []
         for seq in parents:
             # The parent itself takes on a continuation that lives, if there is one.
@@ -377,11 +379,13 @@ class Scheduler:
 
     # -- ends --------------------------------------------------------------------------------
     def _give_up(self, group: SequenceGroup) -> None:
-        """The pool is too small for this group alone: its youngest sibling ends, or all its
+        """No room will ever come for this group as it is: its youngest sibling ends, or all its
         beams, whose hypotheses are its result."""
+        pool = f"the pool of {self.kv.num_usable_gpu_blocks} blocks of {self.kv.block_size} tokens"
         reason = (
-            f"the pool of {self.kv.num_usable_gpu_blocks} blocks of {self.kv.block_size} tokens "
-            "has no room for the next token, though nothing else is in it"
+            f"{pool} has no room for the next token, though nothing else is in it"
+            if self.kv.preemptible
+            else f"the region reserved for it in {pool} is full"
         )
         for seq in group.live if group.params.use_beam_search else group.live[-1:]:
             self._finish(group, seq, "length", reason)

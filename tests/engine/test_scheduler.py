@@ -189,7 +189,7 @@ def test_the_authors_count_finished_siblings_too():
 @pytest.mark.parametrize(
     ("prompt", "n", "says"),
     [
-        (33, 1, "prompt of 33 tokens needs 9 blocks of 4, the whole pool has 8"),
+        (33, 1, "33 prompt tokens needs 9 blocks of 4, the whole pool has 8"),
         (64, 1, "prompt has 64 tokens .* the limit is 64"),
         (2, 9, "asks for 9 sequences, the engine runs at most 8"),
     ],

@@ -1,0 +1,183 @@
+"""``minipaged bench``: speed and memory, as ratios against peers and floors in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minipaged.config import CacheConfig
+from minipaged.errors import RequestError
+
+if TYPE_CHECKING:
+    from minipaged.bench.decode_step import DecodeStep
+    from minipaged.bench.scheduling import SchedulingCost
+    from minipaged.bench.throughput import Throughput
+    from minipaged.bench.waste import Waste
+    from minipaged.llm import LLM
+
+PARTS = ("throughput", "decode", "scheduler", "memory")
+WASTE_BLOCKS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``minipaged bench``."""
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--model", default="smollm2-135m", help="default: %(default)s")
+    parser.add_argument("--requests", type=int, default=32, metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="the median counts")
+    parser.add_argument("--threads", type=int, default=2, metavar="N")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-peers", action="store_true", help="measure this engine alone")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print a table for each part, and write the JSON file."""
+    parts = args.parts or list(PARTS)
+    for part in parts:
+        if part not in PARTS:
+            raise RequestError(f"there is no benchmark {part!r}: choose from {', '.join(PARTS)}")
+    for name in ("requests", "rounds", "threads"):
+        if getattr(args, name) < 1:
+            raise RequestError(f"--{name} must be at least 1, not {getattr(args, name)}")
+    import torch
+
+    torch.set_num_threads(args.threads)
+    report: dict[str, Any] = {
+        "model": args.model,
+        "threads": args.threads,
+        "requests": args.requests,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    llm = _load(args) if set(parts) & {"throughput", "decode", "memory"} else None
+    if llm is not None and "throughput" in parts:
+        report["engines"] = _throughput(llm, args)
+    if llm is not None and "decode" in parts:
+        report |= _decode(llm)
+    if "scheduler" in parts:
+        report |= _scheduler()
+    if llm is not None and "memory" in parts:
+        report |= _memory(llm, args)
+    if args.json:
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        print(f"written to {args.json}", file=sys.stderr)
+    return 0
+
+
+def _load(args: argparse.Namespace) -> LLM:
+    from minipaged.llm import LLM
+
+    return LLM(
+        args.model,
+        dtype="float32",
+        device="cpu",
+        cache=CacheConfig(num_gpu_blocks=1024, num_cpu_blocks=0),
+    )
+
+
+def _throughput(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
+    from minipaged.bench.engines import TransformersModel, minipaged_engine
+    from minipaged.bench.throughput import measure_throughput
+    from minipaged.bench.workload import make_workload
+
+    assert llm.tokenizer is not None
+    jobs = make_workload(llm.tokenizer, args.requests, args.seed)
+    engines = {"minipaged": minipaged_engine(llm)}
+    if not args.no_peers:
+        peer = TransformersModel(llm.path)
+        for size in (8, 16, 32):
+            engines[f"transformers_static_{size}"] = peer.static(size)
+        engines["transformers_continuous"] = peer.continuous()
+    results = measure_throughput(engines, jobs, args.rounds)
+    _print_throughput(results)
+    return {
+        name: {
+            "output_throughput": result.output_throughput,
+            "seconds": result.seconds,
+            "output_tokens": result.output_tokens,
+            "same_outputs": result.same_outputs,
+            "error": result.error,
+        }
+        for name, result in results.items()
+    }
+
+
+def _print_throughput(results: dict[str, Throughput]) -> None:
+    ours = results["minipaged"]
+    print(f"\nUseful output tokens/s, {ours.num_jobs} requests, {ours.output_tokens} tokens")
+    for name, result in results.items():
+        if result.error is not None:
+            print(f"  {name:26} failed: {result.error}")
+            continue
+        ratio = ours.output_throughput / result.output_throughput
+        print(
+            f"  {name:26} {result.output_throughput:7.1f}   minipaged is {ratio:.2f}x   "
+            f"same tokens: {result.same_outputs} of {result.num_jobs}"
+        )
+
+
+def _decode(llm: LLM) -> dict[str, Any]:
+    from minipaged.bench.decode_step import measure_decode_step
+
+    report: dict[str, Any] = {}
+    print("\nOne decode step over the matrix products that it is made of (the faster kind)")
+    for context in (128, 512):
+        result: DecodeStep = measure_decode_step(llm.model, batch_size=32, context=context)
+        print(f"  batch 32, context {context:4}   {result}")
+        report[f"decode_step_over_floor_{context}"] = result.decode_step_over_floor
+    report["decode_step_over_floor"] = report["decode_step_over_floor_128"]
+    return report
+
+
+def _scheduler() -> dict[str, Any]:
+    from minipaged.bench.scheduling import measure_scheduling
+
+    costs: list[SchedulingCost] = measure_scheduling()
+    print("\nSchedule + inputs + commit, over a loop that appends a tuple a sequence")
+    for cost in costs:
+        print(
+            f"  {cost.num_seqs} sequences of {cost.length:4}   {cost.over_loop:5.1f}x   "
+            f"({cost.schedule_ms:.3f} + {cost.inputs_ms:.3f} + {cost.commit_ms:.3f} ms "
+            f"over {cost.loop_ms:.3f} ms)"
+        )
+    return {
+        "scheduler_over_loop": max(cost.over_loop for cost in costs),
+        "scheduler_long_over_short": costs[-1].total_ms / costs[0].total_ms,
+    }
+
+
+def _memory(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
+    from minipaged.bench.waste import measure_waste
+    from minipaged.bench.workload import make_workload
+
+    assert llm.tokenizer is not None
+    jobs = make_workload(llm.tokenizer, args.requests, args.seed)
+    wastes: list[Waste] = measure_waste(llm, jobs, WASTE_BLOCKS)
+    print(f"\nThe same requests in a pool of {WASTE_BLOCKS} blocks, while some wait (shares in %)")
+    print("             batched   tokens  reserved  internal  external   need/held   steps")
+    for waste in wastes:
+        c = waste.classes
+        print(
+            f"  {waste.system:10} {waste.mean_batch:7.2f}  {100 * c.token_states:7.1f}"
+            f"  {100 * c.reserved:8.1f}  {100 * c.internal:8.1f}  {100 * c.external:8.1f}"
+            f"   {waste.held_over_need:9.3f}  {waste.steps:6}"
+        )
+    return {
+        "kv_held_over_need": wastes[0].held_over_need,
+        "waste": {
+            waste.system: {
+                "mean_batch": waste.mean_batch,
+                "token_states": waste.classes.token_states,
+                "reserved": waste.classes.reserved,
+                "internal": waste.classes.internal,
+                "external": waste.classes.external,
+                "need_over_held": waste.held_over_need,
+            }
+            for waste in wastes
+        },
+    }

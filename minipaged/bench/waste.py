@@ -1,0 +1,89 @@
+"""The same real requests in the paged engine and in the contiguous ones: how many are batched,
+and where the memory goes (paper, figures 2 and 13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from minipaged.config import Reservation, SchedulerConfig
+from minipaged.kvcache.accounting import MemoryClasses, MemoryMeter, memory_classes, sequence_memory
+from minipaged.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from minipaged.bench.workload import Job
+    from minipaged.engine import Engine
+    from minipaged.llm import LLM
+
+SYSTEMS: tuple[Reservation, ...] = ("paged", "oracle", "pow2", "max")
+
+
+@dataclass(frozen=True)
+class Waste:
+    """One system under the workload.
+
+    Attributes:
+        mean_batch: requests that ran, mean over the steps in which some request waited.
+        classes: shares of the pool's slots, mean over the same steps.
+        held_over_need: tokens in held blocks over held slots, divided by what whole blocks
+            allow at best: ``sum(n) / sum(B * ceil(n / B))`` over the sequences. 1.0 means that
+            no block is held beyond need.
+        steps: that the whole workload took.
+    """
+
+    system: Reservation
+    mean_batch: float
+    classes: MemoryClasses
+    held_over_need: float
+    steps: int
+
+
+def measure_waste(llm: LLM, jobs: list[Job], num_blocks: int) -> list[Waste]:
+    """Serve the jobs once with each system, in a pool of ``num_blocks`` blocks."""
+    return [_measure(llm, jobs, num_blocks, system) for system in SYSTEMS]
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self.meter = MemoryMeter()
+        self.batches: list[int] = []
+        self.held = self.need = 0
+
+    def __call__(self, engine: Engine) -> None:
+        scheduler, kv = engine.scheduler, engine.kv
+        # After the commit the token sampled last has no slot yet: num_computed are held.
+        for group in scheduler.running:
+            for seq in group.live:
+                self.held += len(kv.block_table(seq.seq_id))
+                self.need += -(-seq.num_computed // kv.block_size)
+        if scheduler.waiting and scheduler.running:
+            self.batches.append(len(scheduler.running))
+            memory = sequence_memory(
+                kv,
+                scheduler.running,
+                scheduler.config.max_model_len,
+                getattr(kv, "reservation", None),
+            )
+            self.meter.add(memory_classes(memory, kv.num_gpu_blocks * kv.block_size).shares())
+
+
+def _measure(llm: LLM, jobs: list[Job], num_blocks: int, system: Reservation) -> Waste:
+    cache = replace(
+        llm.cache_config, num_gpu_blocks=num_blocks, num_cpu_blocks=0, reservation=system
+    )
+    engine = llm.make_engine(cache, SchedulerConfig())
+    for i, job in enumerate(jobs):
+        params = SamplingParams(temperature=0, max_tokens=job.output_len, ignore_eos=True)
+        engine.add_request(str(i), job.prompt_token_ids, params)
+    watch = _Watch()
+    while engine.has_unfinished():
+        engine.step()
+        watch(engine)
+    batches = watch.batches or [0]
+    return Waste(
+        system,
+        sum(batches) / len(batches),
+        watch.meter.mean(),
+        watch.need / watch.held if watch.held else 1.0,
+        engine.num_steps,
+    )

@@ -1,0 +1,62 @@
+"""The command line: ``minipaged COMMAND``. Each command is a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from minipaged import __version__
+from minipaged.errors import MinipagedError
+
+#: command -> (module with ``add_arguments`` and ``run``, what it does)
+COMMANDS = {
+    "generate": ("minipaged.generate", "continue prompts, or answer them"),
+    "demo": ("minipaged.demo", "sixteen requests share one paged pool, live in the terminal"),
+    "bench": ("minipaged.bench", "measure speed and memory against peers and floors"),
+    "plan": ("minipaged.plan", "what fits: weights, KV cache and blocks of a model on a GPU"),
+    "doctor": ("minipaged.doctor", "check this machine, and say how to mend what is wrong"),
+    "fetch": ("minipaged.fetch", "get the small chat model into the user's cache"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit status: 0; 1 for an error that is told in a sentence; 2 for bad options;
+        130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(prog="minipaged", description="PagedAttention, built stage by stage.")
+    parser.add_argument("--version", action="version", version=f"minipaged {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        if name in arguments[:1]:  # the others are not even imported
+            importlib.import_module(module).add_arguments(command)
+    args = parser.parse_args(arguments)
+    try:
+        return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+    except MinipagedError as error:
+        print(f"minipaged: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nminipaged: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone: `minipaged … | head`.
+        sys.stderr.close()
+        return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""The offline interface: a model, prompts in, outputs out.
+
+::
+
+    from minipaged import LLM, SamplingParams
+
+    llm = LLM("smollm2-135m")
+    for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=40)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from minipaged.attention.reference import ReferenceAttention
+from minipaged.config import CacheConfig, SchedulerConfig
+from minipaged.engine import Engine
+from minipaged.errors import RequestError
+from minipaged.executor.torch_executor import TorchExecutor
+from minipaged.kvcache.pool import KVPool
+from minipaged.models.loader import load_model
+from minipaged.outputs import RequestOutput
+from minipaged.parts import Parts
+from minipaged.sampling.decide import TorchSampling
+from minipaged.sampling_params import SamplingParams
+from minipaged.trace import TraceWriter
+
+Prompt = str | Seq[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, its engine and its KV pool.
+
+    Attributes:
+        config: the model's shape.
+        tokenizer: text to token ids and back; None for a model without one.
+        engine: the engine, for those who want to step it themselves.
+        notes: what was decided for the user while loading (data type, pool size), as sentences.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        revision: str | None = None,
+        cache: CacheConfig | None = None,
+        scheduler: SchedulerConfig | None = None,
+        max_model_len: int | None = None,
+        seed: int = 0,
+        parts: Parts | None = None,
+        check: bool = False,
+        trace: TraceWriter | None = None,
+    ) -> None:
+        """
+        Args:
+            model: ``smollm2-135m``, ``opt-stories``, a folder, a GGUF file or a hub id.
+            dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
+            device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, …
+            cache: block size and pool sizes; sizes that it leaves open are chosen here.
+            scheduler: its ``max_model_len`` is replaced by this method's.
+            max_model_len: prompt plus output; None: what the model was trained for.
+            seed: for requests that have none of their own.
+            check: verify the engine's invariants in every step.
+
+        Raises:
+            ModelError: the model cannot be had or used; the message says why.
+            ConfigError: settings that contradict each other.
+        """
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        loaded = load_model(model, dtype=dtype, device=device, revision=revision)
+        self.config = loaded.config
+        self.tokenizer = loaded.tokenizer
+        self.name = loaded.config.name or str(model)
+        self.notes: list[str] = list(loaded.notes)
+        self.max_model_len = self._choose_length(max_model_len)
+        self.path = loaded.path
+        self.model = loaded.model
+        self.dtype = loaded.dtype
+        self.device = device
+        self.seed = seed
+        self.parts = parts
+        self.cache_config = self._choose_pool(cache or CacheConfig())
+        self.engine = self.make_engine(
+            self.cache_config, scheduler or SchedulerConfig(), check=check, trace=trace
+        )
+        self._ids = itertools.count()
+
+    def make_engine(
+        self,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        *,
+        check: bool = False,
+        trace: TraceWriter | None = None,
+    ) -> Engine:
+        """Another engine on the same model, with a pool of its own.
+
+        Args:
+            cache: with the sizes of both pools settled.
+            scheduler: its ``max_model_len`` is replaced by this object's.
+        """
+        pool = KVPool(
+            self.config,
+            cache.block_size,
+            cache.num_gpu_blocks or 0,
+            cache.num_cpu_blocks or 0,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return Engine(
+            replace(scheduler, max_model_len=self.max_model_len),
+            cache,
+            TorchExecutor(self.model, pool, ReferenceAttention()),
+            TorchSampling(
+                self.max_model_len,
+                vocab_size=self.tokenizer.vocab_size if self.tokenizer else None,
+                eos_token_ids=(
+                    self.tokenizer.eos_token_ids if self.tokenizer else self.config.eos_token_ids
+                ),
+                seed=self.seed,
+            ),
+            parts=self.parts,
+            tokenizer=self.tokenizer,
+            vocab_size=self.config.vocab_size,
+            check=check,
+            trace=trace,
+        )
+
+    def _choose_length(self, asked: int | None) -> int:
+        limit = self.config.max_model_len
+        if asked is None:
+            return limit
+        if not 1 < asked <= limit:
+            raise RequestError(
+                f"max_model_len must be between 2 and the model's {limit}, not {asked}"
+            )
+        return asked
+
+    def _choose_pool(self, cache: CacheConfig) -> CacheConfig:
+        raise NotImplementedError
+
+    # -- requests ----------------------------------------------------------------------------
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        stream: bool = False,
+    ) -> str:
+        """Queue one request for :attr:`engine`, which the caller steps.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            RequestError: as :meth:`Engine.add_request`.
+        """
+        request_id = str(next(self._ids)) if request_id is None else request_id
+        text = prompt if isinstance(prompt, str) else None
+        self.engine.add_request(
+            request_id,
+            self.tokenize(prompt),
+            params,
+            prompt=text,
+            priority=priority,
+            stream=stream,
+        )
+        return request_id
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; ids pass through."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise RequestError(f"model {self.name} has no tokenizer: give the prompt as token ids")
+        return self.tokenizer.encode(prompt)
+
+    def chat_prompt(self, messages: Seq[Message]) -> str:
+        """The text of a conversation, by the model's own template.
+
+        Args:
+            messages: dictionaries with ``role`` and ``content``.
+        """
+        if self.tokenizer is None:
+            raise RequestError(f"model {self.name} has no tokenizer, so it cannot chat")
+        return self.tokenizer.apply_chat_template(messages)
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        on_step: Callable[[Engine], object] | None = None,
+    ) -> list[RequestOutput]:
+        """Serve prompts together, and return their outputs in the order of the prompts.
+
+        Args:
+            prompts: one or several, each a text or a list of token ids.
+            params: one for all, or one for each; None: the defaults.
+            progress: show a bar on stderr.
+            on_step: called after each step of the engine.
+
+        Raises:
+            RequestError: one of the requests cannot be served; none has been started.
+        """
+        batch = _as_batch(prompts)
+        if params is None:
+            params = SamplingParams()
+        each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(batch):
+            raise RequestError(f"{len(each)} sampling parameters for {len(batch)} prompts")
+        ids: list[str] = []
+        done: dict[str, RequestOutput] = {}
+        try:
+            for prompt, wish in zip(batch, each):
+                ids.append(self.add(prompt, wish))
+            with tqdm(total=len(ids), unit="req", disable=not progress) as bar:
+                for output in self.run(on_step):
+                    done[output.request_id] = output
+                    bar.update()
+        finally:
+            # An interrupt, or an error in one prompt, leaves no request behind.
+            self.abort(request_id for request_id in ids if request_id not in done)
+        return [done[request_id] for request_id in ids]
+
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """As :meth:`generate`, for one conversation or several."""
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if one else messages
+        prompts = [self.chat_prompt(conversation) for conversation in conversations]
+        return self.generate(prompts, params, progress=progress)
+
+    def run(self, on_step: Callable[[Engine], object] | None = None) -> Iterable[RequestOutput]:
+        """Step the engine until it is idle; yields each request's last output as it ends."""
+        while self.engine.has_unfinished():
+            outputs = self.engine.step()
+            if on_step is not None:
+                on_step(self.engine)
+            yield from (output for output in outputs if output.finished)
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests at once; unknown ids are passed over.
+
+        Returns:
+            Their last outputs.
+        """
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+        return self.engine.take_ended()
+
+
+def _as_batch(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
