@@ -217,14 +217,14 @@ def _penalize(scores: Tensor, rows: Seq[SampleRow]) -> None:
     owner = keys // vocab
 
     def option(name: str) -> NDArray[np.float64]:
-        values: NDArray[np.float64] = np.array([float(getattr(row.params, name)) for row in chosen])
-        return values[owner]
+        return np.array([float(getattr(row.params, name)) for row in chosen], np.float64)
 
-    loss = option("frequency_penalty") * count + option("presence_penalty") * (count > 0)
+    loss = option("frequency_penalty")[owner] * count
+    loss += option("presence_penalty")[owner] * (count > 0)
     device = scores.device
     at = (torch.tensor(index, device=device)[torch.from_numpy(owner).to(device)],
           torch.from_numpy(keys % vocab).to(device))  # fmt: skip
-    penalty = torch.from_numpy(option("repetition_penalty")).to(scores)
+    penalty = torch.from_numpy(option("repetition_penalty")[owner]).to(scores)
     score = scores[at]
     score = torch.where(score > 0, score / penalty, score * penalty)
     scores[at] = score - torch.from_numpy(loss).to(scores)

@@ -128,7 +128,7 @@ def check(model, prompt, params, max_model_len=MAX_LEN):
         for s in outputs
     ]
     assert ours == pytest.approx(scores, rel=1e-5)
-    return group, outputs
+    return outputs
 
 
 @pytest.mark.parametrize("early", [False, True, "never"])
@@ -142,7 +142,7 @@ def test_outputs_order_and_scores_equal_transformers(family, early):
             early_stopping=early, max_tokens=14,
         )  # fmt: skip
         prompt = [1, 5 + seed % 7, 9, 4 + seed % 3]
-        group, outputs = check(MODELS[family](seed), prompt, params)
+        outputs = check(MODELS[family](seed), prompt, params)
         ends |= {seq.finish_reason for seq in outputs}
     assert ends == {"stop", "length"}
 
@@ -173,7 +173,7 @@ def test_options_equal_transformers(family, options):
 def test_the_model_length_bounds_the_search_as_max_tokens_does():
     params = SamplingParams(n=3, use_beam_search=True, max_tokens=None, early_stopping="never")
     for seed in range(3):
-        group, outputs = check(llama_model(seed), [1, 6, 8, 2], params, max_model_len=13)
+        outputs = check(llama_model(seed), [1, 6, 8, 2], params, max_model_len=13)
         assert all(seq.num_tokens <= 13 for seq in outputs)
 
 
