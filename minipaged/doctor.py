@@ -48,7 +48,15 @@ class Check:
 
 def checks() -> list[Check]:
     """All checks, in the order in which one thing needs the other."""
-    return [check() for check in _CHECKS]
+    return [_outcome(check) for check in _CHECKS]
+
+
+def _outcome(check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        name = check.__name__.removeprefix("check_")
+        return Check(name, False, f"the check itself fails: {error!r}", "report this, please")
 
 
 # --------------------------------------------------------------------------- the machine
@@ -186,22 +194,20 @@ def _check_kernel(name: str, device: str, env: dict[str, str]) -> Check:
         return Check(name, False, f"a small kernel fails: {_last_line(done)} ({pair})", remedy)
     try:
         result = json.loads(done.stdout.splitlines()[-1])
-        got, expected = result["got"], result["expected"]
+        sums = list(zip(result["got"], result["expected"], strict=True))
     except (ValueError, KeyError, TypeError, IndexError):
         return Check(name, False, f"a small kernel printed {done.stdout[:80]!r}", remedy)
     wrong = [
-        (row, g, e)
-        for row, (g, e) in enumerate(zip(got, expected, strict=True))
-        if not abs(g - e) <= 1e-4 * max(1.0, abs(e))
+        (row, g, e) for row, (g, e) in enumerate(sums) if not abs(g - e) <= 1e-4 * max(1.0, abs(e))
     ]
     if wrong:
         row, g, e = wrong[0]
         detail = (
-            f"wrong values without an error: {len(wrong)} of {len(expected)} sums, row {row} is "
+            f"wrong values without an error: {len(wrong)} of {len(sums)} sums, row {row} is "
             f"{g:g} and should be {e:g} ({pair})"
         )
         return Check(name, False, detail, remedy)
-    return Check(name, True, f"a kernel with {len(expected)} ragged rows agrees with NumPy")
+    return Check(name, True, f"a kernel with {len(sums)} ragged rows agrees with NumPy")
 
 
 def check_gpu() -> Check:
@@ -328,7 +334,7 @@ def _print_as_they_come() -> list[Check]:
     looks = {True: ("ok", "green"), None: ("--", "yellow"), False: ("BROKEN", "bold red")}
     found = []
     for make in _CHECKS:
-        check = make()
+        check = _outcome(make)
         found.append(check)
         word, style = looks[check.ok]
         line = Text.assemble((f"{word:>6}", style), f"  {check.name:<18}  {check.detail}")
