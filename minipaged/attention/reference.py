@@ -72,8 +72,10 @@ def paged_attention(
         ``[T, num_heads, head_dim]`` in ``q``'s type; rows of padding are zero. Slots past a
         context, and blocks of others, may hold anything (NaN, Inf): they do not show.
     """
-    out = torch.zeros_like(q)
     decodes = batch.num_decodes
+    if decodes == len(q):
+        return _decode(q, k_cache, v_cache, batch, scale)
+    out = q.new_zeros(q.shape)
     if decodes:
         out[:decodes] = _decode(q[:decodes], k_cache, v_cache, batch, scale)
     if decodes < len(batch.context_lens):

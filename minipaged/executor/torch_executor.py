@@ -1,0 +1,84 @@
+"""Runs a model in PyTorch over a paged pool: the executor that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from minipaged.attention import AttentionBackend, AttentionBatch
+from minipaged.contracts import StepLogits, StepPlan
+from minipaged.executor.inputs import InputBuilder
+
+if TYPE_CHECKING:
+    from minipaged.kvcache.pool import KVPool
+    from minipaged.models.causal_lm import Attend, CausalLM
+
+#: Rows of prompt logits that are computed at a time: one row is as wide as the vocabulary.
+_LOGIT_ROWS = 256
+
+
+class TorchExecutor:
+    """Implements :class:`minipaged.contracts.Executor` with a model and its KV pool.
+
+    Attributes:
+        model, pool: as they were given.
+    """
+
+    def __init__(self, model: CausalLM, pool: KVPool, backend: AttentionBackend) -> None:
+        """
+        Args:
+            model: ready to run, on the device of the pool.
+            pool: the keys and values of its layers.
+            backend: writes to the pool and reads from it.
+        """
+        self.model = model
+        self.pool = pool
+        self._backend = backend
+        self._scale = model.config.head_dim**-0.5
+        self._inputs = InputBuilder(pool.block_size, device=pool.device)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepLogits:
+        """Move the plan's blocks (in, out, copies), then compute its spans.
+
+        Logits are computed for the rows that are wanted, and no others.
+        """
+        self.pool.swap_in(plan.swap_in)
+        self.pool.swap_out(plan.swap_out)
+        self.pool.copy(plan.copies)
+        if not plan.spans:
+            return StepLogits(torch.empty(0, self.model.config.vocab_size, device=self.pool.device))
+        inputs = self._inputs.build(plan)
+        hidden = self.model(inputs.tokens, inputs.positions, self._attend(inputs.batch))
+        return StepLogits(
+            rows=self.model.logits(hidden.index_select(0, inputs.sample_rows)),
+            prompt_rows={
+                seq_id: self._prompt_logits(hidden[rows])
+                for seq_id, rows in inputs.prompt_rows.items()
+            },
+        )
+
+    def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
+        """Overwrite blocks that no one holds, so that whoever still reads them shows it."""
+        self.pool.poison(device_blocks, host_blocks)
+
+    def _attend(self, batch: AttentionBatch) -> Attend:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k_cache, v_cache = self.pool.k_cache[layer], self.pool.v_cache[layer]
+            # All keys and values of the step are in the cache before any query reads it.
+            self._backend.write(k, v, k_cache, v_cache, batch)
+            return self._backend.attend(q, k_cache, v_cache, batch, self._scale)
+
+        return attend
+
+    def _prompt_logits(self, hidden: Tensor) -> Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]``, a few rows at a time: a head in half precision is
+        followed by a copy in float32."""
+        logits = torch.empty(len(hidden), self.model.config.vocab_size, device=hidden.device)
+        for start in range(0, len(hidden), _LOGIT_ROWS):
+            part = slice(start, start + _LOGIT_ROWS)
+            logits[part] = self.model.logits(hidden[part])
+        return logits

@@ -1,0 +1,226 @@
+"""The memory behind the block numbers: keys and values on the device, and the host memory that
+blocks are swapped to (paper, sections 4.2 and 4.5).
+
+The only module of this package that knows torch: the managers deal in numbers of blocks, and an
+executor applies what they decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minipaged.config import ModelConfig
+from minipaged.contracts import BlockPair
+from minipaged.errors import MinipagedError
+from minipaged.kvcache.copy_on_write import copy_blocks
+from minipaged.kvcache.sizing import blocks_that_fit, kv_bytes_per_block
+
+#: Of the memory that is free on a machine without a GPU, the share that a pool takes by default,
+#: and the most that it takes.
+CPU_POOL_SHARE = 0.25
+CPU_POOL_BYTES = 4 << 30
+
+#: Blocks that are moved between device and host at a time: bounds the staging memory.
+_MOVE_AT_ONCE = 64
+
+
+class PoolMemoryError(MinipagedError):
+    """The memory for a pool cannot be had; the message says what was asked and what there is."""
+
+
+class KVPool:
+    """Keys and values of all layers, in blocks, on the device and in host memory.
+
+    A block number means the same block in every layer.
+
+    Attributes:
+        k_cache, v_cache: for each layer ``[num_gpu_blocks, block_size, num_kv_heads, head_dim]``,
+            contiguous. What a slot holds before it is written is not defined.
+        device: where ``k_cache`` and ``v_cache`` are.
+        num_gpu_blocks, num_cpu_blocks, block_size: of the pool.
+        gpu_bytes, cpu_bytes: size of the two sides, all layers together. On a CPU the operating
+            system lends pages only as they are first written.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        block_size: int,
+        num_gpu_blocks: int,
+        num_cpu_blocks: int = 0,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        copy: Callable[[Any, list[BlockPair]], None] = copy_blocks,
+    ) -> None:
+        """
+        Args:
+            copy: copies blocks within one cache ``[num_blocks, block_size, …]``.
+
+        Raises:
+            PoolMemoryError: one of the sides does not fit into memory.
+        """
+        self.block_size = block_size
+        self.num_gpu_blocks = num_gpu_blocks
+        self.num_cpu_blocks = num_cpu_blocks
+        self._copy = copy
+        self.device = device = torch.device(device)
+        block_bytes = kv_bytes_per_block(config, dtype.itemsize, block_size)
+        self.gpu_bytes = num_gpu_blocks * block_bytes
+        self.cpu_bytes = num_cpu_blocks * block_bytes
+        _demand_memory(self.gpu_bytes, device, f"{num_gpu_blocks} blocks of KV cache")
+
+        # [layers, K or V, blocks, block_size, heads, d]: contiguous caches, and yet one tensor,
+        # so that a block is moved in all layers by one operation.
+        slot = (block_size, config.num_kv_heads, config.head_dim)
+        self._device = _allocate((config.num_layers, 2, num_gpu_blocks, *slot), dtype, device)
+        self.k_cache: list[Tensor] = [layer[0] for layer in self._device]
+        self.v_cache: list[Tensor] = [layer[1] for layer in self._device]
+
+        _demand_memory(
+            self.cpu_bytes + (self.gpu_bytes if device.type == "cpu" else 0),
+            torch.device("cpu"),
+            f"swap space of {num_cpu_blocks} blocks",
+        )
+        self._host = _allocate(
+            (config.num_layers, 2, num_cpu_blocks, *slot),
+            dtype,
+            torch.device("cpu"),
+            pin_memory=device.type == "cuda",
+        )
+
+    def swap_in(self, pairs: list[BlockPair]) -> None:
+        """Move the bytes of (host, device) pairs, in all layers."""
+        _move(self._host, self._device, pairs)
+
+    def swap_out(self, pairs: list[BlockPair]) -> None:
+        """Move the bytes of (device, host) pairs, in all layers."""
+        _move(self._device, self._host, pairs)
+
+    def copy(self, pairs: list[BlockPair]) -> None:
+        """Copy (source, target) pairs on the device, in all layers. All are read before any is
+        written; targets are distinct (I15)."""
+        if pairs:
+            self._copy(self._device.permute(2, 3, 0, 1, 4, 5), pairs)
+
+    def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
+        """Fill blocks that no one holds with NaN, so that whoever still reads them shows it."""
+        self._device[:, :, list(device_blocks)] = math.nan
+        self._host[:, :, list(host_blocks)] = math.nan
+
+
+def _move(source: Tensor, target: Tensor, pairs: list[BlockPair]) -> None:
+    for start in range(0, len(pairs), _MOVE_AT_ONCE):
+        ids = torch.tensor(pairs[start : start + _MOVE_AT_ONCE])  # [pairs, 2]
+        blocks = source.index_select(2, ids[:, 0].to(source.device)).to(target.device)
+        target.index_copy_(2, ids[:, 1].to(target.device), blocks)
+
+
+# --------------------------------------------------------------------------- how much memory
+def default_num_blocks(
+    config: ModelConfig,
+    block_size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    utilization: float = 0.90,
+) -> int:
+    """Blocks of a pool whose size the user leaves open; call it when the model is loaded.
+
+    Args:
+        utilization: share of a GPU's memory that the engine may use for everything; without a
+            GPU it does not count: a pool takes a quarter of the free memory, at most 4 GiB.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        PoolMemoryError: there is no room for a single block.
+    """
+    device = torch.device(device)
+    block_bytes = kv_bytes_per_block(config, dtype.itemsize, block_size)
+    free = available_memory(device)
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        budget = free - int(total * (1 - utilization))
+    else:
+        budget = min(int(free * CPU_POOL_SHARE), CPU_POOL_BYTES)
+    blocks = blocks_that_fit(budget, block_bytes)
+    if blocks < 1:
+        raise PoolMemoryError(
+            f"a block of KV cache takes {_mib(block_bytes)}, but of {_mib(free)} that are free on "
+            f"{device} a pool may take {_mib(max(0, budget))}: use a smaller model or data type"
+        )
+    return blocks
+
+
+def available_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that this process could still get: of the device, or of main memory, where the
+    limit of a container counts."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    left = _container_memory_left()
+    return _machine_memory_left() if left is None else min(left, _machine_memory_left())
+
+
+def _machine_memory_left(meminfo: Path = Path("/proc/meminfo")) -> int:
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _container_memory_left(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the control group (version 2, or 1) leaves; None without a limit."""
+    for limit, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+         "total_inactive_file"),
+    ):  # fmt: skip
+        try:
+            most = (root / limit).read_text().strip()
+            if most == "max":
+                return None
+            counts = dict(line.split() for line in (root / stat).read_text().splitlines())
+            taken = int((root / used).read_text()) - int(counts.get(cache, 0))
+            return max(0, int(most) - taken)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _demand_memory(num_bytes: int, device: torch.device, what: str) -> None:
+    free = available_memory(device) if device.type in ("cpu", "cuda") else num_bytes
+    if num_bytes > free:
+        raise PoolMemoryError(
+            f"{what} takes {_mib(num_bytes)}, but only {_mib(free)} are free on {device}: "
+            "ask for fewer blocks"
+        )
+
+
+def _allocate(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin_memory: bool = False
+) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        num_bytes = math.prod(shape) * dtype.itemsize
+        raise PoolMemoryError(
+            f"a pool of {shape[2]} blocks takes {_mib(num_bytes)} on {device}, "
+            f"of which {_mib(available_memory(device))} are free: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.1f} MiB"
