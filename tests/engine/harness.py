@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.contracts import StepLogits, StepPlan
@@ -22,7 +22,7 @@ _LETTERS = "abcdefgh"
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
 STEP_LIMIT = 3000
-HUGE_POOL = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=96, num_cpu_blocks=0)
+HUGE_POOL = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=1024, num_cpu_blocks=0)
 
 
 class ToyTokenizer:
@@ -51,6 +51,19 @@ class Request:
 
 class Stuck(AssertionError):
     """The engine makes no progress."""
+
+
+class RuleError(AssertionError):
+    """The engine has done what it should not, though no invariant of a single step is broken."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"{rule}: {message}")
+        self.rule = rule
+
+
+def _demand(condition: bool, rule: str, message: str) -> None:
+    if not condition:
+        raise RuleError(rule, message)
 
 
 class TestedEngine:
@@ -95,6 +108,7 @@ class TestedEngine:
         self.aborted: set[str] = set()
         self.events: Counter[str] = Counter() if events is None else events
         self._before: dict[str, _State] = {}
+        self._worked = False
         self._admitted: set[str] = set()
         self._deltas: dict[tuple[str, int], str] = {}
 
@@ -114,7 +128,9 @@ class TestedEngine:
     def step(self) -> list[RequestOutput]:
         self.events["steps"] += 1
         self._before = {g.request_id: _State.of(g) for g in self.engine.scheduler.groups}
+        self._worked = False
         outputs = self.engine.step()
+        self._check_progress(outputs)
         self.poison()
         for output in outputs:
             self._read(output)
@@ -122,6 +138,13 @@ class TestedEngine:
         return outputs
 
     def abort(self, request_id: str) -> None:
+        """Abort a request, or ``"any swapped"`` and the like: the first in that state."""
+        if request_id.startswith("any "):
+            states = {g.request_id: _State.of(g).name for g in self.engine.scheduler.groups}
+            found = [name for name, state in states.items() if request_id == f"any {state}"]
+            if not found:
+                return
+            request_id = found[0]
         if request_id not in self.requests:
             state = "of an unknown request"
         elif request_id in self.aborted:
@@ -132,7 +155,8 @@ class TestedEngine:
             state = _State.of(self.groups[request_id]).name
         known = self.engine.abort(request_id)
         alive = request_id in self.requests and request_id not in self.finished
-        assert known == (alive and request_id not in self.aborted), f"abort of {request_id!r}"
+        expected = alive and request_id not in self.aborted
+        _demand(known == expected, "abort", f"abort of {request_id!r} ({state}) gave {known}")
         if known:
             self.aborted.add(request_id)
         self.events[f"abort {state}"] += 1
@@ -174,15 +198,61 @@ class TestedEngine:
         for completion in output.outputs if streamed else ():
             key = (name, completion.index)
             self._deltas[key] = self._deltas.get(key, "") + completion.delta
-            assert self._deltas[key] == completion.text, f"I13: {name!r} streamed otherwise"
+            same = self._deltas[key] == completion.text
+            _demand(
+                same, "I13", f"{name!r} streamed {self._deltas[key]!r}, not {completion.text!r}"
+            )
         if output.finished:
-            assert name not in self.finished, f"I11: {name!r} ended twice"
+            _demand(name not in self.finished, "I11", f"{name!r} ended twice")
             self.finished[name] = output
 
     # -- looking: the engine's executor is this object, which passes the plan on --------------
     def execute(self, plan: StepPlan) -> StepLogits:
+        self._worked = bool(plan.spans)
+        self._check_policy(plan)
         self._count(plan)
         return self.model.execute(plan)
+
+    def _check_progress(self, outputs: list[RequestOutput]) -> None:
+        """I8, where no forced preemption excuses an empty step."""
+        idle = not self._worked and not any(output.finished for output in outputs)
+        if idle and self._before and not self.scheduler_config.forced_preemption:
+            raise Stuck(f"a step scheduled no token: {self.engine.scheduler.groups}")
+
+    def _check_policy(self, plan: StepPlan) -> None:
+        config, scheduler = self.scheduler_config, self.engine.scheduler
+        running = [g for g in scheduler.running if g.live[0].status is Status.RUNNING]
+        places = sum(group.places(config.count_max_seqs) for group in running)
+        one = len(running) == 1
+        _demand(
+            places <= config.max_num_seqs or one,
+            "sequence limit",
+            f"{places} places are taken, the limit is {config.max_num_seqs}",
+        )
+        _demand(
+            plan.num_tokens <= config.max_num_batched_tokens or one,
+            "token budget",
+            f"{plan.num_tokens} tokens, the limit is {config.max_num_batched_tokens}",
+        )
+        paged = self.cache_config.reservation == "paged"
+        watermark = int(self.cache_config.watermark * self.cache_config.num_gpu_blocks) * paged
+        free = self.engine.kv.num_free_gpu_blocks
+        _demand(
+            not plan.admitted or one or free >= watermark,
+            "watermark",
+            f"{plan.admitted} were admitted and {free} blocks left free, fewer than {watermark}",
+        )
+        kept = [group for group in running if self._before[group.request_id].name == "running"]
+        for victim in plan.preempted if not config.forced_preemption else ():
+            earlier = [g for g in kept if g.order > self.groups[victim.request_id].order]
+            _demand(
+                not earlier,
+                "victim",
+                f"{victim.request_id!r} was preempted, though {earlier} come after it",
+            )
+        for name in plan.resumed:
+            passed = [g for g in scheduler.swapped if g.order < self.groups[name].order]
+            _demand(not passed, "resume order", f"{name!r} came back before {passed}")
 
     def _count(self, plan: StepPlan) -> None:
         events, kv = self.events, self.engine.kv
@@ -265,6 +335,8 @@ class TestedEngine:
             group = self.groups[name]
             for seq in group.finished_seqs[before.num_finished :]:
                 if gave_up(seq):
+                    younger = [s for s in group.live if s.index > seq.index]
+                    _demand(not younger, "give-up", f"{seq} ended before the younger {younger}")
                     what = "beams" if group.params.use_beam_search else "sibling"
                     events = "the rest goes on" if name in alive else "the last one"
                     self.events[f"give-up: {what}, {events}"] += 1
@@ -314,29 +386,40 @@ def gave_up(ending) -> bool:
 
 
 # ------------------------------------------------------------------------------ comparing
-@dataclass
 class Reference:
-    """What an engine with a huge pool gives for each request when it runs alone.
+    """What requests give undisturbed: in an engine with a huge pool.
 
     The results are kept, so that many disturbed runs can be compared with one undisturbed."""
 
-    results: dict[str, RequestOutput] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._results: dict[str, RequestOutput] = {}
 
-    def of(self, request: Request, text: bool = False) -> RequestOutput:
-        key = repr((request.prompt, request.params, text))
-        if key not in self.results:
-            config = SchedulerConfig(max_model_len=MAX_MODEL_LEN)
-            engine = TestedEngine(config, HUGE_POOL, text=text, check=False)
-            engine.add(replace(request, priority=0))
-            self.results[key] = engine.run()[request.request_id]
-        return self.results[key]
+    def of(self, request: Request, text: bool) -> RequestOutput:
+        """Its output; where it is not known yet, that of a run of its own."""
+        if self._key(request, text) not in self._results:
+            self._run([request], text)
+        return self._results[self._key(request, text)]
 
-    def prepare(self, request: Request, text: bool) -> None:
-        """Compute all that comparing this request may need."""
-        if len(request.prompt) < MAX_MODEL_LEN:
-            self.of(request, text)
-            if not request.params.use_beam_search:
-                self.of(_every_sibling(request), text)
+    def prepare(self, requests: Iterable[Request], text: bool) -> None:
+        """Find out at once all that comparing these requests may need."""
+        possible = [r for r in requests if len(r.prompt) < MAX_MODEL_LEN]
+        siblings = [_every_sibling(r) for r in possible if not r.params.use_beam_search]
+        self._run([*possible, *siblings], text)
+
+    def _run(self, requests: list[Request], text: bool) -> None:
+        config = SchedulerConfig(max_model_len=MAX_MODEL_LEN)
+        engine = TestedEngine(config, HUGE_POOL, text=text, check=False)
+        new = {self._key(r, text): r for r in requests}
+        new = {key: request for key, request in new.items() if key not in self._results}
+        for key, request in new.items():
+            engine.add(replace(request, request_id=key))
+        self._results.update(engine.run())
+        disturbed = [r for r, output in engine.finished.items() if output.metrics.num_preemptions]
+        assert not disturbed, "the reference's pool must be larger"
+
+    @staticmethod
+    def _key(request: Request, text: bool) -> str:
+        return repr((request.prompt, request.params, text))
 
     def compare(self, engine: TestedEngine) -> None:
         """Every request of a finished engine gave what it gives alone (I7, I12)."""
@@ -346,10 +429,11 @@ class Reference:
     def _compare(self, engine: TestedEngine, request: Request, output: RequestOutput) -> None:
         name, params = request.request_id, request.params
         reasons = {completion.finish_reason for completion in output.outputs}
-        if reasons == {"error"}:
-            assert _is_impossible(engine, request), f"{name!r} was refused: {output.outputs}"
+        impossible = _is_impossible(engine, request)
+        if impossible or "error" in reasons:
+            fine = impossible and reasons <= {"error", "abort"}
+            _demand(fine, "refusal", f"{name!r} ended with {output.outputs}")
             return
-        assert not _is_impossible(engine, request) or "abort" in reasons, f"{name!r} was run"
         group = engine.groups[name]
         cut = [seq for seq in group.finished_seqs if gave_up(seq)]
         if name in engine.aborted or cut:
@@ -357,24 +441,26 @@ class Reference:
                 self._compare_beginnings(request, group, engine.text)
             return
         expected = self.of(request, engine.text)
-        assert len(output.outputs) == params.n, f"{name!r} has {len(output.outputs)} outputs"
-        for ours, theirs in zip(output.outputs, expected.outputs):
-            _same_completion(name, ours, theirs)
-        _same_logprobs(f"I7: prompt of {name!r}", output.prompt_logprobs, expected.prompt_logprobs)
+        ours, theirs = output.outputs, expected.outputs
+        _demand(len(ours) == params.n == len(theirs), "I7", f"{name!r} has {len(ours)} outputs")
+        for a, b in zip(ours, theirs):
+            _same_completion(f"output {a.index} of {name!r}", a, b)
+        _same_logprobs(f"the prompt of {name!r}", output.prompt_logprobs, expected.prompt_logprobs)
 
     def _compare_beginnings(self, request: Request, group: SequenceGroup, text: bool) -> None:
         """Siblings that were cut short are beginnings of what they would have been."""
         whole = self.of(_every_sibling(request), text)
         for seq in group.all_seqs():
-            expected = whole.outputs[seq.index].token_ids
-            tokens = seq.output_token_ids
-            cut = gave_up(seq) or seq.finish_reason == "abort"
-            same = tokens == (expected[: len(tokens)] if cut else expected)
-            assert same, f"I7: sibling {seq.index} of {request.request_id!r}: {tokens}, {expected}"
+            expected, tokens = whole.outputs[seq.index].token_ids, seq.output_token_ids
+            if gave_up(seq) or seq.finish_reason == "abort":
+                expected = expected[: len(tokens)]
+            _same(f"tokens of sibling {seq.index} of {request.request_id!r}", tokens, expected)
 
 
 def _every_sibling(request: Request) -> Request:
     """The same request, with an output for each of its siblings."""
+    if request.params.width == request.params.n:
+        return request
     every = replace(request.params, n=request.params.width, best_of=None)
     return replace(request, params=every)
 
@@ -388,23 +474,23 @@ def _is_impossible(engine: TestedEngine, request: Request) -> bool:
     )
 
 
-def _same_completion(name: str, ours: CompletionOutput, theirs: CompletionOutput) -> None:
+def _same(what: str, ours: object, theirs: object) -> None:
+    _demand(ours == theirs, "I7", f"{what}: {ours}, undisturbed {theirs}")
+
+
+def _same_completion(what: str, ours: CompletionOutput, theirs: CompletionOutput) -> None:
     for attribute in ("token_ids", "finish_reason", "stop_reason", "text"):
-        a, b = getattr(ours, attribute), getattr(theirs, attribute)
-        assert a == b, f"I7: {attribute} of {name!r} output {ours.index}: {a}, alone {b}"
+        _same(f"{attribute} of {what}", getattr(ours, attribute), getattr(theirs, attribute))
     a, b = ours.cumulative_logprob, theirs.cumulative_logprob
-    assert a == b or abs(a - b) < 1e-4, f"I7: cumulative_logprob of {name!r}: {a}, alone {b}"
-    _same_logprobs(f"I7: {name!r} output {ours.index}", ours.logprobs, theirs.logprobs)
+    _demand(a == b or abs(a - b) < 1e-4, "I7", f"log-probability of {what}: {a}, undisturbed {b}")
+    _same_logprobs(what, ours.logprobs, theirs.logprobs)
 
 
 def _same_logprobs(what: str, ours, theirs) -> None:
-    assert (ours is None) == (theirs is None), f"{what}: logprobs {ours}, alone {theirs}"
-    if ours is None:
-        return
-    assert len(ours) == len(theirs), f"{what}: {len(ours)} logprobs, alone {len(theirs)}"
-    for a, b in zip(ours, theirs):
-        assert (a is None) == (b is None), what
-        if a is not None:
-            assert a.token_id == b.token_id, what
-            assert abs(a.logprob - b.logprob) < 1e-4, what
-            assert list(a.top) == list(b.top), what
+    def shape(entries):
+        return entries and [entry and (entry.token_id, list(entry.top)) for entry in entries]
+
+    _same(f"logprobs of {what}", shape(ours), shape(theirs))
+    for a, b in zip(ours or (), theirs or ()):
+        close = a is None or abs(a.logprob - b.logprob) < 1e-4
+        _demand(close, "I7", f"logprob of {what}: {a}, undisturbed {b}")

@@ -8,10 +8,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from harness import BLOCK_SIZE, MAX_MODEL_LEN, Reference, Request, TestedEngine
+from harness import BLOCK_SIZE, MAX_MODEL_LEN, Request, TestedEngine
 
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.sampling_params import SamplingParams
+
+NUM_REQUESTS = 7
+ANY = ["any swapped", "any prefilling", "any waiting after a preemption"]
 
 T = TypeVar("T")
 
@@ -35,6 +38,14 @@ class SeededDraw:
 
 
 def draw_cache(draw: Draw) -> CacheConfig:
+    if not draw.integer(0, 9):
+        # A contiguous baseline: room for four sequences of the greatest length.
+        return CacheConfig(
+            block_size=BLOCK_SIZE,
+            num_gpu_blocks=draw.integer(64, 90),
+            num_cpu_blocks=0,
+            reservation=draw.pick(["max", "pow2", "oracle"]),
+        )
     return CacheConfig(
         block_size=BLOCK_SIZE,
         num_gpu_blocks=draw.integer(4, 20),
@@ -130,12 +141,13 @@ class Scenario:
         adds: list[tuple[Request, ...]] = []
         aborts: list[tuple[str, ...]] = []
         names: list[str] = []
-        while len(names) < 7:
-            new = [f"r{len(names) + i}" for i in range(draw.pick([0, 0, 1, 2]))]
+        while len(adds) < 25:
+            count = min(draw.pick([0, 0, 1, 2]), NUM_REQUESTS - len(names))
+            new = [f"r{len(names) + i}" for i in range(count)]
             adds.append(tuple(draw_request(draw, name, text) for name in new))
             names += new
-            out = names and not draw.integer(0, 7)
-            aborts.append((draw.pick([*names, "nobody"]),) * draw.pick([1, 1, 2]) if out else ())
+            out = () if draw.integer(0, 9) else (draw.pick([*names, "nobody", *ANY]),)
+            aborts.append(out * draw.pick([1, 1, 2]))
         return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts))
 
     @property
@@ -153,10 +165,3 @@ class Scenario:
             engine.step()
         engine.run()
         return engine
-
-
-def prepare(reference: Reference, scenarios: Seq[Scenario]) -> None:
-    """Compute what each request gives alone, so that comparing runs no engine any more."""
-    for scenario in scenarios:
-        for request in scenario.requests:
-            reference.prepare(request, scenario.text)

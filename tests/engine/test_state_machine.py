@@ -139,8 +139,10 @@ def lived() -> Counter[str]:
     events: Counter[str] = Counter()
     reference = Reference()
     for seed in range(NUM_SCENARIOS):
+        scenario = Scenario.seeded(seed)
         try:
-            reference.compare(Scenario.seeded(seed).run(events))
+            reference.prepare(scenario.requests, scenario.text)
+            reference.compare(scenario.run(events))
         except Exception as error:
             error.add_note(f"in Scenario.seeded({seed})")
             raise
