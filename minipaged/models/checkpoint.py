@@ -124,12 +124,12 @@ def read_weight_file(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def _indexed(folder: Path, index_file: Path) -> WeightFiles:
     try:
         index: dict[str, str] = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted(set(index.values()))
+        names = sorted(set(index.values()), key=str)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index_file} is not an index of shards ({error!r})") from error
     for name in names:
-        if Path(name).name != name:
-            raise ModelError(f"{index_file} names a shard outside its folder: {name!r}")
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelError(f"{index_file} names a shard that is no file beside it: {name!r}")
         if not (folder / name).is_file():
             tensors = [tensor for tensor, file in index.items() if file == name]
             raise ModelError(

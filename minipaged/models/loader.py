@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
 
 from minipaged.errors import ModelError
+from minipaged.models import build_model
 from minipaged.models.checkpoint import Weight, read_checkpoint
 from minipaged.models.dtype import choose_dtype, overflows, require_float
+from minipaged.models.hf_config import model_config_from_hf
 from minipaged.models.locate import locate_model
 from minipaged.tokenizer import HFTokenizer
 
 if TYPE_CHECKING:
     from minipaged.config import ModelConfig
+    from minipaged.models.causal_lm import CausalLM
 
 _BUFFERS = ("rotary_emb.inv_freq", "cos_cached", "sin_cached")
 """Tables that some versions of transformers stored; they follow from the configuration."""
@@ -33,7 +35,7 @@ _LM_HEAD = "lm_head.weight"
 class LoadedModel:
     """A model, ready to run."""
 
-    model: nn.Module
+    model: CausalLM
     config: ModelConfig
     tokenizer: HFTokenizer | None
     """None where the folder has none: prompts must then be token ids."""
@@ -72,9 +74,6 @@ def load_model(
         ModelError: nothing is found under that name; the model is of a kind that minipaged does
             not implement; a tensor is missing, unexpected or of a wrong shape; a file is damaged.
     """
-    from minipaged.models import build_model
-    from minipaged.models.hf_config import model_config_from_hf
-
     path = locate_model(model, revision)
     source = _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path)
     name = model if isinstance(model, str) else path.name
@@ -92,7 +91,7 @@ def load_model(
 
 
 def load_weights(
-    model: nn.Module, weights: Iterable[Weight], dtype: torch.dtype, *, tied: bool
+    model: CausalLM, weights: Iterable[Weight], dtype: torch.dtype, *, tied: bool
 ) -> None:
     """Copy a checkpoint into ``model``, tensor by tensor.
 
@@ -104,7 +103,7 @@ def load_weights(
         ModelError: a tensor is missing, unexpected, given twice, of a wrong shape, not a float
             type, or holds values that ``dtype`` cannot; the message names it and its file.
     """
-    expected: set[str] = set(model.expected_weights())  # type: ignore[operator]
+    expected: set[str] = set(model.expected_weights())
     by_stem = {_stem(name): name for name in expected}
     loaded: dict[str, Path] = {}
     head: Weight | None = None
@@ -125,11 +124,11 @@ def load_weights(
     _require_all(expected - loaded.keys(), len(expected), file)
     if head is not None:
         _require_tied(model, head, expected)
-    model.finish_loading()  # type: ignore[operator]
+    model.finish_loading()
 
 
 # --------------------------------------------------------------------------- one tensor
-def _load_one(model: nn.Module, name: str, weight: Weight, dtype: torch.dtype) -> None:
+def _load_one(model: CausalLM, name: str, weight: Weight, dtype: torch.dtype) -> None:
     require_float(weight)
     on_meta = next(model.parameters()).is_meta
     if not on_meta and overflows(weight.tensor, dtype):
@@ -138,7 +137,7 @@ def _load_one(model: nn.Module, name: str, weight: Weight, dtype: torch.dtype) -
             f"{str(dtype).removeprefix('torch.')}; load it with dtype bfloat16 or float32"
         )
     try:
-        model.load_weight(name, weight.tensor)  # type: ignore[operator]
+        model.load_weight(name, weight.tensor)
     except ModelError as error:
         raise ModelError(f"{weight.file}: tensor {weight.name!r}: {error}") from error
 
@@ -173,7 +172,7 @@ def _require_all(missing: set[str], total: int, file: Path | None) -> None:
     )
 
 
-def _require_tied(model: nn.Module, head: Weight, expected: set[str]) -> None:
+def _require_tied(model: CausalLM, head: Weight, expected: set[str]) -> None:
     name = next(name for name in expected if name.endswith("embed_tokens.weight"))
     embedding = model.get_parameter(name)
     same_shape = head.tensor.shape == embedding.shape
