@@ -162,7 +162,7 @@ FAULTS = [
         "                self._append(group, seq, child)\n"
         "            continued += [(self._fork(group, seq, child), child) for child in mine[1:]]\n",
         "The parent goes on first, then it is forked.",
-        ("I7", "KeyError"),
+        ("I4",),
     ),
     # ------------------------------------------------------------------ swap
     Fault(
@@ -227,7 +227,7 @@ FAULTS = [
         "            missing = seq.num_tokens - several - seq.num_computed\n",
         "            missing = seq.num_tokens - (several or group.started) - seq.num_computed\n",
         "Only what was in the cache has to be computed again.",
-        ("I7",),
+        ("I4",),
     ),
     Fault(
         "recompute_takes_outputs_for_prompt",
@@ -236,7 +236,7 @@ FAULTS = [
         "                seq.num_computed = 0\n"
         "                seq.num_prompt_tokens = seq.num_tokens\n",
         "What is computed in a prefill is the prompt.",
-        ("I7",),
+        ("I7", "I10"),
     ),
     Fault(
         "refill_skips_a_block_that_is_not_shared",
@@ -263,22 +263,6 @@ FAULTS = [
         ("I7", "OutOfBlocks"),
     ),
     Fault(
-        "chunks_go_on_after_a_preemption",
-        SCHEDULER,
-        "            seq.num_computed = start\n",
-        "            seq.num_computed = max(start, seq.num_computed)\n",
-        "The scheduler's count is right, whatever the preemption says.",
-        ("I7",),
-    ),
-    Fault(
-        "recompute_keeps_what_was_computed",
-        PREEMPTION,
-        '            if mode == "recompute":\n                seq.num_computed = 0\n',
-        "",
-        "What was computed once is computed.",
-        ("I7",),
-    ),
-    Fault(
         "one_sibling_is_released",
         MANAGER,
         "        for seq in group.live:\n            self.free(seq)\n",
@@ -286,14 +270,46 @@ FAULTS = [
         "One victim at a time: the youngest sibling makes room.",
         ("I6",),
     ),
+    Fault(
+        "refill_computes_shared_blocks_again",
+        SCHEDULER,
+        "            seq.num_computed = start\n",
+        "            seq.num_computed = 0\n",
+        "Each sibling computes its own tokens, all of them.",
+        ("I3",),
+    ),
+    Fault(
+        "recompute_goes_on_in_the_middle",
+        PREEMPTION,
+        "            starts.append(min(shared * self.kv.block_size, tokens - 1))\n",
+        "            starts.append(tokens - 1)\n",
+        "What was computed once is computed.",
+        ("I7", "Stuck", "I8", "IndexError"),
+    ),
     # ------------------------------------------------------------------ positions
     Fault(
         "decode_one_position_late",
         SCHEDULER,
-        "Span(seq.seq_id, len(tokens) - 1, tokens[-1:], table)",
-        "Span(seq.seq_id, len(tokens), tokens[-1:], table)",
+        "Span(seq_id, len(tokens) - 1, [tokens[-1]], block_table(seq_id))",
+        "Span(seq_id, len(tokens), [tokens[-1]], block_table(seq_id))",
         "The next token stands after all tokens so far.",
         ("I4",),
+    ),
+    Fault(
+        "chunk_is_a_token_short",
+        SCHEDULER,
+        "            tokens, table = seq.token_ids[start:stop]",
+        "            tokens, table = seq.token_ids[start : stop - (start > 0)]",
+        "The end of a chunk is its last position.",
+        ("I4", "I7", "Stuck"),
+    ),
+    Fault(
+        "decode_feeds_the_token_before",
+        SCHEDULER,
+        "[tokens[-1]]",
+        "[tokens[-2]]",
+        "The last token is the one that comes out.",
+        ("I7",),
     ),
     Fault(
         "chunk_begins_one_late",
@@ -310,25 +326,24 @@ FAULTS = [
         "            sample = not several and count == missing\n",
         "            sample = not several\n",
         "Each pass over a prompt ends with a token.",
-        ("I7",),
+        ("I4",),
     ),
     # ------------------------------------------------------------------ who runs
     Fault(
         "the_first_is_the_victim",
-        SCHEDULER,
-        "            victim = self.preemption.evict([group, *pending], plan)\n",
-        "            pending.reverse()\n"
-        "            victim = self.preemption.evict([group, *pending], plan)\n",
-        "Whoever came first has had its turn.",
+        PREEMPTION,
+        "        victim = candidates[-1]\n",
+        "        victim = candidates[len(candidates) > 1]\n",
+        "Whoever is next in the scan is at hand.",
         ("victim",),
     ),
     Fault(
         "a_scheduled_group_is_the_victim",
         SCHEDULER,
-        "            victim = self.preemption.evict([group, *pending], plan)\n",
-        "            victim = self.preemption.evict(kept or [group, *pending], plan)\n",
+        "evict([group, *pending[position:]], plan)",
+        "evict([group, *pending[position:], *pending[:1]], plan)",
         "All running groups are equal, so any may give way.",
-        ("I6", "IndexError", "AttributeError", "KeyError"),
+        ("I6",),
     ),
     Fault(
         "admission_while_groups_are_swapped",
@@ -357,8 +372,8 @@ FAULTS = [
     Fault(
         "admission_counts_one_sequence_a_group",
         SCHEDULER,
-        "        places = sum(group.places(self.config.count_max_seqs) for group in self.running)\n",
-        "        places = len(self.running)\n",
+        "sum(group.places(self.config.count_max_seqs) for group in self.running)",
+        "len(self.running)",
         "A request is a sequence.",
         ("sequence limit",),
     ),
@@ -377,7 +392,7 @@ FAULTS = [
         "        if not group.started:\n",
         "        if group.started:\n",
         "Sooner or later there will be room.",
-        ("I7", "refused", "I11", "Stuck"),
+        ("refusal",),
     ),
     # ------------------------------------------------------------------ ends
     Fault(
@@ -410,8 +425,8 @@ FAULTS = [
     Fault(
         "losing_beams_keep_their_blocks",
         SCHEDULER,
-        "            if not children[seq.seq_id]:\n                self._drop(group, seq)\n",
-        "            if not children[seq.seq_id]:\n                del group.seqs[seq.seq_id]\n",
+        "            if not by_parent[seq.seq_id]:\n                self._drop(group, seq)\n",
+        "            if not by_parent[seq.seq_id]:\n                del group.seqs[seq.seq_id]\n",
         "A beam that nobody continues is simply forgotten.",
         ("I1",),
     ),
@@ -441,7 +456,7 @@ FAULTS = [
         '                self._end(group, "error", decision.reason)\n',
         "",
         "What cannot run leaves the queue.",
-        ("I11",),
+        ("I11", "Stuck"),
     ),
     Fault(
         "ended_twice",
@@ -463,8 +478,8 @@ FAULTS = [
     Fault(
         "seed_of_the_row",
         "sampling.decide",
-        "                siblings = (seq.index,)\n",
-        "                siblings = (len(index),)\n",
+        "siblings: Seq[int] = (seq.index,)",
+        "siblings: Seq[int] = (len(index) - 1,)",
         "The place in the batch tells siblings apart.",
         ("I7",),
     ),
