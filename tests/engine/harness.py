@@ -66,7 +66,7 @@ def _demand(condition: bool, rule: str, message: str) -> None:
         raise RuleError(rule, message)
 
 
-class CheckedEngine:
+class TestedEngine:
     """An engine that is checked at every step, and whose events are counted.
 
     Attributes:
@@ -74,6 +74,8 @@ class CheckedEngine:
         finished: the terminal output of each request that has ended.
         streamed: for each request the text deltas of each of its outputs.
     """
+
+    __test__ = False  # not a class of tests, whatever pytest thinks of its name
 
     def __init__(
         self,
@@ -408,7 +410,7 @@ class Reference:
 
     def _run(self, requests: list[Request], text: bool) -> None:
         config = SchedulerConfig(max_model_len=MAX_MODEL_LEN)
-        engine = CheckedEngine(config, HUGE_POOL, text=text, check=False)
+        engine = TestedEngine(config, HUGE_POOL, text=text, check=False)
         new = {self._key(r, text): r for r in requests}
         new = {key: request for key, request in new.items() if key not in self._results}
         for key, request in new.items():
@@ -421,12 +423,12 @@ class Reference:
     def _key(request: Request, text: bool) -> str:
         return repr((request.prompt, request.params, text))
 
-    def compare(self, engine: CheckedEngine) -> None:
+    def compare(self, engine: TestedEngine) -> None:
         """Every request of a finished engine gave what it gives alone (I7, I12)."""
         for name, output in engine.finished.items():
             self._compare(engine, engine.requests[name], output)
 
-    def _compare(self, engine: CheckedEngine, request: Request, output: RequestOutput) -> None:
+    def _compare(self, engine: TestedEngine, request: Request, output: RequestOutput) -> None:
         name, params = request.request_id, request.params
         reasons = {completion.finish_reason for completion in output.outputs}
         impossible = _is_impossible(engine, request)
@@ -465,7 +467,7 @@ def _every_sibling(request: Request) -> Request:
     return replace(request, params=every)
 
 
-def _is_impossible(engine: CheckedEngine, request: Request) -> bool:
+def _is_impossible(engine: TestedEngine, request: Request) -> bool:
     cache, config = engine.cache_config, engine.scheduler_config
     return (
         len(request.prompt) > cache.num_gpu_blocks * cache.block_size

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from harness import BLOCK_SIZE, MAX_MODEL_LEN, CheckedEngine, Request
+from harness import BLOCK_SIZE, MAX_MODEL_LEN, Request, TestedEngine
 
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.sampling_params import SamplingParams
@@ -154,9 +154,9 @@ class Scenario:
     def requests(self) -> list[Request]:
         return [request for requests in self.adds for request in requests]
 
-    def run(self, events: Counter[str] | None = None) -> CheckedEngine:
+    def run(self, events: Counter[str] | None = None) -> TestedEngine:
         """Live through it on a checked engine, to the end."""
-        engine = CheckedEngine(self.scheduler, self.cache, text=self.text, events=events)
+        engine = TestedEngine(self.scheduler, self.cache, text=self.text, events=events)
         for requests, names in zip(self.adds, self.aborts):
             for request in requests:
                 engine.add(request)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from harness import CheckedEngine, Reference
+from harness import Reference, TestedEngine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -94,7 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(data=st.data(), text=st.booleans())
     def build(self, data, text):
         draw = HypothesisDraw(data)
-        self.engine = CheckedEngine(draw_scheduler(draw), draw_cache(draw), text=text)
+        self.engine = TestedEngine(draw_scheduler(draw), draw_cache(draw), text=text)
 
     @precondition(lambda self: len(self.engine.requests) < 6)
     @rule(data=st.data())
