@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from minipaged.sampling.uniforms import request_seed
 from minipaged.sampling_params import SamplingParams
 from minipaged.sequence import Sequence, SequenceGroup
 
-if TYPE_CHECKING:
-    from minipaged.sequence import TokenLogprob
+_Live = tuple[SequenceGroup, list[Sequence]]
+"""A group and its sequences that have a row of logits in the step."""
 
 
 class TorchSampling:
@@ -51,7 +50,7 @@ class TorchSampling:
         self._beam_search = BeamSearch(max_model_len)
 
     def decide(
-        self, plan: StepPlan, logits: StepLogits, groups: Iterable[SequenceGroup]
+        self, plan: StepPlan, logits: StepLogits, groups: Seq[SequenceGroup]
     ) -> list[GroupDecision]:
         """Choose the next tokens, and record the prompt log-probabilities that the step gave.
 
@@ -73,19 +72,18 @@ class TorchSampling:
         if logits.prompt_rows:
             self._record_prompts(plan, logits, groups)
         row_of = {span.seq_id: row for row, span in enumerate(s for s in plan.spans if s.sample)}
-        sampled: list[tuple[SequenceGroup, list[Sequence]]] = []
-        searched: list[tuple[SequenceGroup, list[Sequence]]] = []
+        sampled: list[_Live] = []
+        searched: list[_Live] = []
         for group in groups:
             seqs = [seq for seq in group.seqs.values() if seq.seq_id in row_of]
             if seqs:
                 (searched if group.params.use_beam_search else sampled).append((group, seqs))
         decisions = self._sample(sampled, logits.rows, row_of)
         if searched:
-            decisions += [
-                self._search(group, seqs, logits.rows, row_of) for group, seqs in searched
-            ]
+            decisions += [self._search(live, logits.rows, row_of) for live in searched]
             place = {id(group): i for i, group in enumerate(groups)}
             decisions.sort(key=lambda decision: place[id(decision.group)])
+        self._add_logprobs(decisions, logits.rows, row_of)
         return decisions
 
     def select_outputs(self, group: SequenceGroup) -> list[Sequence]:
@@ -94,70 +92,43 @@ class TorchSampling:
 
     # -- sampling ----------------------------------------------------------------------------
     def _sample(
-        self,
-        sampled: list[tuple[SequenceGroup, list[Sequence]]],
-        rows: Tensor,
-        row_of: dict[int, int],
+        self, sampled: list[_Live], rows: Tensor, row_of: dict[int, int]
     ) -> list[GroupDecision]:
         if not sampled:
             return []
-        index: list[int] = []
-        requests: list[SampleRow] = []
-        for group, seqs in sampled:
-            params = group.params
-            seed = 0
-            if params.temperature > 0:
-                seed = self._seed(group)
-            for seq in seqs:
-                index.append(row_of[seq.seq_id])
-                siblings: Seq[int] = (seq.index,)
-                if params.width > 1 and len(seq.token_ids) == seq.num_prompt_tokens:
-                    siblings = range(params.width)
-                requests.append(
-                    SampleRow(params, seq.token_ids, seq.num_prompt_tokens, seed, siblings)
-                )
-        if index != list(range(len(rows))):
-            rows = rows[index]
-        tokens = self._sampler.sample(rows, requests)
+        requests = [request for group, seqs in sampled for request in self._requests(group, seqs)]
+        index = [row_of[seq.seq_id] for _, seqs in sampled for seq in seqs]
+        in_order = index == list(range(len(rows)))
+        tokens = self._sampler.sample(rows if in_order else rows[index], requests)
 
         decisions: list[GroupDecision] = []
-        wanted: list[tuple[int, Decision]] = []  # (row, child) whose log-probability is wanted
-        position = 0
+        drawn = zip(requests, tokens)
         for group, seqs in sampled:
-            drawn = tokens[position : position + len(seqs)]
-            if any(NO_TOKEN in some for some in drawn):
-                bad = next(i for i, some in enumerate(drawn) if NO_TOKEN in some)
-                decisions.append(_failed(group, seqs, rows[position + bad]))
-                position += len(seqs)
-                continue
             children: list[Decision] = []
-            for seq, some in zip(seqs, drawn):
-                for sibling, token in zip(requests[position].siblings, some):
+            for seq in seqs:
+                request, some = next(drawn)
+                for sibling, token in zip(request.siblings, some):
                     child = Decision(seq, token, 0.0, sibling)
                     self._end(child, group.params)
                     children.append(child)
-                    if group.params.logprobs is not None or group.params.width > group.params.n:
-                        wanted.append((position, child))
-                position += 1
             decisions.append(GroupDecision(group, children))
-        if wanted:
-            params_of = {id(d): g.group.params for g in decisions for d in g.children}
-            children = [child for _, child in wanted]
-            entries = token_logprobs(
-                rows[[row for row, _ in wanted]],
-                [child.token_id for child in children],
-                [params_of[id(child)].logprobs or 0 for child in children],
-                self.vocab_size,
-            )
-            for child, entry in zip(children, entries):
-                child.logprob = entry.logprob
-                if params_of[id(child)].logprobs is not None:
-                    child.top = entry
+        for i, (live, decision) in enumerate(zip(sampled, decisions)):
+            for child in decision.children:
+                if child.token_id == NO_TOKEN:
+                    decisions[i] = _failed(live, rows[row_of[child.parent.seq_id]])
+                    break
         return decisions
 
-    def _seed(self, group: SequenceGroup) -> int:
-        seed = group.params.seed
-        return request_seed(self.seed, group.arrival_index) if seed is None else seed
+    def _requests(self, group: SequenceGroup, seqs: list[Sequence]) -> Iterator[SampleRow]:
+        params = group.params
+        seed = params.seed
+        if seed is None:
+            seed = request_seed(self.seed, group.arrival_index)
+        for seq in seqs:
+            siblings: Seq[int] = (seq.index,)
+            if params.width > 1 and len(seq.token_ids) == seq.num_prompt_tokens:
+                siblings = range(params.width)  # all of them start from the prompt's row
+            yield SampleRow(params, seq.token_ids, seq.num_prompt_tokens, seed, siblings)
 
     def _end(self, child: Decision, params: SamplingParams) -> None:
         """Does this token end its sequence? ``stop`` goes before ``length``."""
@@ -172,48 +143,50 @@ class TorchSampling:
         ):
             child.finish = "length"
 
-    # -- beam search -------------------------------------------------------------------------
-    def _search(
-        self,
-        group: SequenceGroup,
-        seqs: list[Sequence],
-        rows: Tensor,
-        row_of: dict[int, int],
-    ) -> GroupDecision:
+    def _search(self, live: _Live, rows: Tensor, row_of: dict[int, int]) -> GroupDecision:
+        """One step of a beam search."""
+        group, seqs = live
         params = group.params
         logits = rows[[row_of[seq.seq_id] for seq in seqs]]  # [beams, V]
         scores = logits.log_softmax(dim=-1)[:, : self.vocab_size].contiguous()
         requests = [SampleRow(params, seq.token_ids, seq.num_prompt_tokens) for seq in seqs]
         self._sampler.adjust(scores, requests)
-        finite = torch.isfinite(scores.max(dim=-1).values)
-        if not bool(finite.all()):
-            return _failed(group, seqs, logits[int((~finite).nonzero()[0])], done=True)
-        eos = () if params.ignore_eos else self.eos_token_ids
+        failed = (~torch.isfinite(scores.max(dim=-1).values)).nonzero()
+        if len(failed):
+            return _failed(live, logits[int(failed[0])], done=True)
         stops: dict[int, int | None] = {token: token for token in params.stop_token_ids}
-        stops.update(dict.fromkeys(eos))
-        decision = self._beam_search.advance(group, scores, seqs, stops)
-        if params.logprobs is not None:
-            self._add_top(decision.children, seqs, logits, params.logprobs)
-        return decision
+        if not params.ignore_eos:
+            stops.update(dict.fromkeys(self.eos_token_ids))
+        return self._beam_search.advance(group, scores, seqs, stops)
 
-    def _add_top(
-        self, children: list[Decision], seqs: list[Sequence], logits: Tensor, count: int
+    # -- log-probabilities -------------------------------------------------------------------
+    def _add_logprobs(
+        self, decisions: list[GroupDecision], rows: Tensor, row_of: dict[int, int]
     ) -> None:
-        row_of = {seq.seq_id: row for row, seq in enumerate(seqs)}
-        entries: list[TokenLogprob] = token_logprobs(
-            logits[[row_of[child.parent.seq_id] for child in children]],
-            [child.token_id for child in children],
-            [count] * len(children),
+        wanted: list[tuple[Decision, SamplingParams]] = []
+        for decision in decisions:
+            params = decision.group.params
+            ranked = params.width > params.n and not params.use_beam_search
+            if params.logprobs is not None or ranked:
+                wanted += [(c, params) for c in decision.children if c.token_id != NO_TOKEN]
+        if not wanted:
+            return
+        entries = token_logprobs(
+            rows[[row_of[child.parent.seq_id] for child, _ in wanted]],
+            [child.token_id for child, _ in wanted],
+            [params.logprobs or 0 for _, params in wanted],
             self.vocab_size,
         )
-        for child, entry in zip(children, entries):
-            child.top = entry
+        for (child, params), entry in zip(wanted, entries):
+            if not params.use_beam_search:
+                child.logprob = entry.logprob
+            if params.logprobs is not None:
+                child.top = entry
 
-    # -- prompts -----------------------------------------------------------------------------
     def _record_prompts(
-        self, plan: StepPlan, logits: StepLogits, groups: Iterable[SequenceGroup]
+        self, plan: StepPlan, logits: StepLogits, groups: Seq[SequenceGroup]
     ) -> None:
-        owner: dict[int, Any] = {
+        owner = {
             seq_id: group
             for group in groups
             if group.params.prompt_logprobs is not None
@@ -225,10 +198,9 @@ class TorchSampling:
                 extend_prompt_logprobs(owner[span.seq_id], span, rows, self.vocab_size)
 
 
-def _failed(
-    group: SequenceGroup, seqs: list[Sequence], row: Tensor, done: bool = False
-) -> GroupDecision:
-    """End the whole group, and say why no token could be chosen from ``row``."""
+def _failed(live: _Live, row: Tensor, done: bool = False) -> GroupDecision:
+    """End a whole group, and say why no token could be chosen from ``row``."""
+    group, seqs = live
     if bool(torch.isfinite(row.max())):
         reason = (
             "no token is allowed: logit_bias, min_tokens and the end-of-sequence token rule "

@@ -27,7 +27,7 @@ NO_TOKEN = -1
 """In place of a token id, where a row has nothing that could be drawn."""
 
 _BLOCK = 256
-_NUCLEUS_GUESSES = (64, 1024)
+_NUCLEUS_GUESSES = (64, 1024, 8192)
 _MIN_TEMPERATURE = 1e-6
 
 
@@ -146,7 +146,8 @@ class Sampler:
         """Sample the rows at ``index`` of ``logits`` from a working copy, whose width is padded
         so that it divides into blocks."""
         vocab = logits.shape[1]
-        work = logits.new_full((len(rows), -(-vocab // _BLOCK) * _BLOCK), -torch.inf)
+        work = logits.new_empty((len(rows), -(-vocab // _BLOCK) * _BLOCK))
+        work[:, vocab:] = -torch.inf
         scores = work[:, :vocab]
         scores.copy_(logits if len(index) == len(logits) else logits[index])
         self.adjust(scores, rows)
@@ -238,18 +239,19 @@ def _draw(work: Tensor, peak: Tensor, rows: list[SampleRow], out: list[list[int]
         work: ``[S, W]`` scores, each row with a finite maximum ``peak[s]``; overwritten.
         out: for each row the list that takes its tokens.
     """
-    options = work.new_tensor(
-        [[max(row.params.temperature, _MIN_TEMPERATURE) for row in rows],
-         [row.params.top_p for row in rows],
-         [row.params.min_p for row in rows]]
-    )  # fmt: skip
+    options = torch.tensor(
+        [max(row.params.temperature, _MIN_TEMPERATURE) for row in rows]
+        + [row.params.top_p for row in rows]
+        + [row.params.min_p for row in rows],
+        device=work.device,
+    ).view(3, len(rows), 1)
     # Relative to the maximum, neither a tiny temperature nor a large logit can overflow; and
     # every rule below is free of scale, so probabilities need not be normalized.
-    likelihood = work.sub_(peak[:, None]).div_(options[0][:, None]).exp_()  # [S, W], maximum 1
+    likelihood = work.sub_(peak[:, None]).div_(options[0]).exp_()  # [S, W], maximum 1
     _keep_top_k(likelihood, [row.params.top_k for row in rows])
-    _keep_top_p(likelihood, [row.params.top_p for row in rows], options[1])
+    _keep_top_p(likelihood, [row.params.top_p for row in rows], options[1, :, 0])
     if any(row.params.min_p for row in rows):
-        likelihood.masked_fill_(likelihood < options[2][:, None], 0.0)
+        likelihood.masked_fill_(likelihood < options[2], 0.0)
 
     owner = [s for s, row in enumerate(rows) for _ in row.siblings]
     u = uniforms(
