@@ -476,12 +476,12 @@ FAULTS = [
     ),
     # ------------------------------------------------------------------ seeds
     Fault(
-        "seed_of_the_row",
+        "seed_of_the_sequence",
         "sampling.decide",
         "siblings: Seq[int] = (seq.index,)",
-        "siblings: Seq[int] = (len(index) - 1,)",
-        "The place in the batch tells siblings apart.",
-        ("I7",),
+        "siblings: Seq[int] = (seq.seq_id,)",
+        "A sequence's number tells it apart from every other.",
+        ("I7", "I13"),
     ),
     Fault(
         "fork_without_its_own_index",
