@@ -183,6 +183,7 @@ class _DecodeIndex:
         blocks = batch.block_tables[:decodes].long()
         slots = blocks.repeat_interleave(batch.block_size, dim=1)[:, :longest] * batch.block_size
         slots += positions % batch.block_size  # [S, L]
+        live_slots = slots[inside]  # [C]
         starts = lengths.cumsum(0) - lengths  # [S]
         tokens = slots if pool_slots is not None else starts[:, None] + positions
 
@@ -196,11 +197,11 @@ class _DecodeIndex:
                 torch.cat([row_start.flatten(), lengths.sum(0, keepdim=True) * num_heads]),
                 columns.flatten().index_select(0, unpad),
                 torch.zeros(len(unpad), device=device),
-                size=(decodes * num_heads, (pool_slots or len(unpad)) * num_kv_heads),
+                size=(decodes * num_heads, (pool_slots or len(live_slots)) * num_kv_heads),
                 check_invariants=False,
             )
         return _DecodeIndex(
-            slots=slots[inside],
+            slots=live_slots,
             scores=scores,
             row_start=row_start.flatten(),
             pad=(row_start[:, :, None] + positions * inside[:, None]).flatten(),
