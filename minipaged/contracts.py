@@ -72,8 +72,6 @@ class StepPlan:
     """Requests that came back from host memory in this step."""
     admitted: list[str] = field(default_factory=list)
     """Requests that left the waiting queue in this step."""
-    freed: list[int] = field(default_factory=list)
-    """Sequences that have ended since the last plan: executors drop what they keep of them."""
 
     @property
     def num_tokens(self) -> int:

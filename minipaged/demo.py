@@ -189,7 +189,7 @@ def _serve(
 
 
 def _prompt(llm: LLM, messages: list[dict[str, str]]) -> str:
-    if llm.tokenizer is not None and llm.tokenizer.chat_template:
+    if llm.can_chat:
         return llm.chat_prompt(messages)
     return "\n".join(message["content"] for message in messages) + "\n"
 

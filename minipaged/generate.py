@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         llm = build_llm(args, trace)
         for note in llm.notes:
             print(f"minipaged: {note}", file=sys.stderr)
-        if not args.raw and llm.tokenizer is not None and llm.tokenizer.chat_template:
+        if llm.can_chat and not args.raw:
             prompts = [llm.chat_prompt([{"role": "user", "content": p}]) for p in prompts]
         if len(prompts) == 1 and params.width == 1 and not args.json:
             _stream(llm, prompts[0], params)

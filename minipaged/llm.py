@@ -26,7 +26,8 @@ from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.engine import Engine
 from minipaged.errors import RequestError
 from minipaged.executor.torch_executor import TorchExecutor
-from minipaged.kvcache.pool import KVPool
+from minipaged.kvcache.pool import KVPool, default_num_blocks
+from minipaged.kvcache.sizing import kv_bytes_per_block
 from minipaged.models.loader import load_model
 from minipaged.outputs import RequestOutput
 from minipaged.parts import Parts
@@ -150,7 +151,32 @@ class LLM:
         return asked
 
     def _choose_pool(self, cache: CacheConfig) -> CacheConfig:
-        raise NotImplementedError
+        """Settle the sizes that ``cache`` leaves open."""
+        block_bytes = kv_bytes_per_block(self.config, self.dtype.itemsize, cache.block_size)
+        num_gpu = cache.num_gpu_blocks
+        if num_gpu is None:
+            num_gpu = default_num_blocks(
+                self.config,
+                cache.block_size,
+                dtype=self.dtype,
+                device=self.device,
+                utilization=cache.gpu_memory_utilization,
+            )
+            self.notes.append(
+                f"KV pool: {num_gpu} blocks of {cache.block_size} tokens "
+                f"({num_gpu * block_bytes / 2**30:.1f} GiB)"
+            )
+        num_cpu = cache.num_cpu_blocks
+        if num_cpu is None:
+            # More than the device's pool can never be swapped out: none is admitted meanwhile.
+            num_cpu = min(cache.swap_space_bytes // block_bytes, num_gpu)
+        if num_gpu * cache.block_size < self.max_model_len:
+            self.notes.append(
+                f"the KV pool holds {num_gpu * cache.block_size} tokens, fewer than the longest "
+                f"request may have ({self.max_model_len}): what does not fit is refused, or "
+                "ends early"
+            )
+        return replace(cache, num_gpu_blocks=num_gpu, num_cpu_blocks=num_cpu)
 
     # -- requests ----------------------------------------------------------------------------
     def add(
@@ -189,6 +215,11 @@ class LLM:
         if self.tokenizer is None:
             raise RequestError(f"model {self.name} has no tokenizer: give the prompt as token ids")
         return self.tokenizer.encode(prompt)
+
+    @property
+    def can_chat(self) -> bool:
+        """Has the model a template for conversations?"""
+        return self.tokenizer is not None and self.tokenizer.has_chat_template
 
     def chat_prompt(self, messages: Seq[Message]) -> str:
         """The text of a conversation, by the model's own template.

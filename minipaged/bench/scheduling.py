@@ -64,7 +64,7 @@ class _Rig:
         self.scheduler: Scheduler = parts.Scheduler(
             config, kv, parts.Admission(config, kv, 0), parts.Preemption(kv, "auto")
         )
-        self.inputs = InputBuilder(BLOCK_SIZE, num_seqs, blocks_each)
+        self.inputs = InputBuilder(BLOCK_SIZE, max_seqs=num_seqs, max_blocks=blocks_each)
         params = SamplingParams(max_tokens=None)
         for i in range(num_seqs):
             seq = Sequence(self.scheduler.new_seq_id(), range(length))

@@ -67,8 +67,9 @@ class Admission:
                 f"{self.config.max_model_len} (max_model_len), prompt and output together"
             )
         if not self.kv.fits_ever(group):
+            blocks, pool = self.kv.blocks_needed(group), self.kv.num_usable_gpu_blocks
             return (
-                f"a request with {prompt} prompt tokens needs {self.kv.blocks_needed(group)} blocks of "
-                f"{self.kv.block_size}, the whole pool has {self.kv.num_usable_gpu_blocks}"
+                f"a request with {prompt} prompt tokens needs {blocks} blocks of "
+                f"{self.kv.block_size}, the whole pool has {pool}"
             )
         return ""

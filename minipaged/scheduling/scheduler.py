@@ -50,10 +50,9 @@ class Scheduler:
         self.sampled: list[SequenceGroup] = []
         self.ended: list[SequenceGroup] = []
         self._step = 0
-        self._plan = StepPlan()
         self._refilling: list[tuple[SequenceGroup, list[Span]]] = []
         self._next_seq_id = 0
-        self._freed: list[int] = []
+        self._some_ended = False
         self._dice = random.Random(config.forced_preemption_seed)
 
     # -- requests ----------------------------------------------------------------------------
@@ -100,8 +99,7 @@ class Scheduler:
         Groups that end here, because they can never run or the pool is too small for them even
         when empty, are in :attr:`ended`.
         """
-        self._plan = plan = StepPlan(step=self._step, freed=self._freed)
-        self._freed = []
+        plan = StepPlan(step=self._step)
         self._step += 1
         self.sampled, self._refilling = [], []
         plan.copies += self.kv.take_copies()
@@ -320,7 +318,8 @@ class Scheduler:
         changed = [decision.group for decision in decisions]
         for decision in decisions:
             self._apply(decision)
-        if self._freed:
+        if self._some_ended:
+            self._some_ended = False
             self.running = [group for group in self.running if group.seqs]
         return changed
 
@@ -414,7 +413,7 @@ class Scheduler:
         self.kv.free(seq)
         seq.status = Status.FINISHED
         del group.seqs[seq.seq_id]
-        self._freed.append(seq.seq_id)
+        self._some_ended = True
 
     # -- queues ------------------------------------------------------------------------------
     @staticmethod
