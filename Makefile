@@ -30,6 +30,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## make .venv with everything in it
+	@:
 
 $(READY): pyproject.toml
 	@command -v "$(PYTHON)" >/dev/null || { \
@@ -43,16 +44,16 @@ $(READY): pyproject.toml
 	    exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
 	  if [ "$(TORCH)" = cpu ]; then \
 	    echo "Installing torch $(TORCH_VERSION), CPU build ..."; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	      --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH_VERSION)"; \
 	  else \
 	    [ "$$(uname -s)" != Linux ] || command -v nvidia-smi >/dev/null || \
 	      echo "No NVIDIA GPU is seen here: 'make setup TORCH=cpu' would download far less."; \
-	    echo "Installing torch $(TORCH_VERSION) ..."; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH_VERSION)"; \
+	    echo "Installing torch $(TORCH_VERSION) (a large download) ..."; \
+	    $(BIN)/python -m pip install -qq --disable-pip-version-check "torch==$(TORCH_VERSION)"; \
 	  fi; fi
 	@echo "Installing minipaged and what it needs ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@printf '%s' "$(CURDIR)" > $(READY)
 
 model: $(READY) ## get SmolLM2-135M-Instruct into the user's cache
@@ -68,6 +69,7 @@ test: lint ## ruff, mypy and the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(LINTED) ## ruff and mypy alone
+	@:
 
 SOURCES := $(shell find minipaged kernels scripts tests -name '*.py' -not -path 'minipaged/kernels/*' 2>/dev/null)
 
