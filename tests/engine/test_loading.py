@@ -529,11 +529,14 @@ SHAPES_13B = {
 
 
 @needs_proc
-def test_sharded_13b_checkpoints_are_walked_in_a_few_megabytes(tmp_path):
+def test_sharded_13b_checkpoints_are_walked_in_a_few_megabytes(reference, tmp_path):
     """Two of 26 GB, made of holes: all names and shapes are checked, none of the data is held."""
     from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
     folders = []
+    for model in reference.values():  # the first use of the meta device imports 76 MB of torch
+        folders.append(write_config(tmp_path / f"tiny-{model.config.model_type}", model))
+        write_safetensors(folders[-1], canonical_weights(model))
     for config in (OPTConfig(**SHAPES_13B["opt"]), LlamaConfig(**SHAPES_13B["llama"])):
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
@@ -541,12 +544,12 @@ def test_sharded_13b_checkpoints_are_walked_in_a_few_megabytes(tmp_path):
         assert 25e9 < 2 * sum(shape.numel() for shape in shapes.values()) < 27e9
         folders.append(write_config(tmp_path / config.model_type, model))
         assert write_sparse_checkpoint(folders[-1], shapes, 10_000_000_000) == 3
-    assert max(private_growth("meta", *folders)) < 50
+    assert max(private_growth("meta", *folders)[2:]) < 20
 
-    last = folders[0] / "model-00003-of-00003.safetensors"
+    last = folders[-1] / "model-00003-of-00003.safetensors"
     os.truncate(last, last.stat().st_size - 2)
     with pytest.raises(ModelError, match="00003-of-00003"):
-        load_model(folders[0], device="meta")
+        load_model(folders[-1], device="meta")
 
 
 @needs_proc
@@ -628,7 +631,7 @@ def test_smollm2_with_permuted_query_and_key_rows_still_talks_but_worse(smollm2_
         shutil.copy(smollm2_path / name, tmp_path)
     loaded = load_model(tmp_path)
     for text, worst in zip(PARAGRAPHS, WORST_NLL):
-        assert nll(loaded.model, loaded.tokenizer.encode(text)) > worst + 0.5
+        assert nll(loaded.model, loaded.tokenizer.encode(text)) > worst + 0.3
 
 
 def test_smollm2_chat_template_and_tokenizer_equal_transformers(smollm2_path):
