@@ -30,8 +30,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parts",),
     ("engine",),
     ("llm",),
-    ("sim", "plan", "doctor", "course"),
-    ("demo", "bench", "server"),
+    ("options", "sim", "course"),
+    ("generate", "demo", "bench", "plan", "doctor", "server"),
     ("cli",),
 )
 LAYER_OF = {
@@ -157,11 +157,9 @@ def wrong_direction(sources: dict[str, Source]) -> list[str]:
     found = []
     for source in sources.values():
         here = unit(source.name)
-        if here in ("", "kernels"):
-            continue
         for imported in source.imports(set(sources)):
             there = unit(imported.name)
-            if not imported.name.startswith("minipaged.") or there == "kernels":
+            if not imported.name.startswith("minipaged.") or not {here, there} <= set(LAYER_OF):
                 continue
             (low, mine), (high, theirs) = LAYER_OF[here], LAYER_OF[there]
             if mine != theirs and high >= low:

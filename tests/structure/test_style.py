@@ -14,7 +14,7 @@ SKIPPED = {".git", ".venv", "build", "dist", "__pycache__", "out", "shared"}
 
 # Homes and working folders of somebody's machine; paths of services that all machines have
 # (/usr, /tmp, /proc) are no matter.
-MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:work|root|home|Users|opt/\w+|mnt|data)/[\w.-]+")
+MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:work|root|home|Users|opt/\w+|mnt|data)/[\w.-]{2,}")
 # Where packages come from is the user's business, but for PyTorch's own index of CPU builds.
 INDEX = re.compile(
     r"(?:--(?:extra-)?index-url|--find-links|PIP_INDEX_URL|registry)[ =]+\S*?://(?P<host>[\w.-]+)"
