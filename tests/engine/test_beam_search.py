@@ -156,6 +156,8 @@ OPTIONS = {
     "short": {"max_tokens": 1},
     "negative penalty": {"length_penalty": -1.0},
     "no penalty": {"length_penalty": 0.0},
+    "never, negative penalty": {"length_penalty": -1.0, "early_stopping": "never"},
+    "many stops": {"stop_token_ids": tuple(range(4, 19)), "early_stopping": "never"},
     "early stopping, many stops": {"stop_token_ids": tuple(range(10, 18)), "early_stopping": True},
 }
 
