@@ -11,7 +11,7 @@ EMBEDDED_MODELS = {
     "smollm2-135m": "a chat model of 135M parameters, fetched on first use (93 MB)",
     "opt-stories": "an OPT of 1M parameters that tells children's stories, part of the package",
 }
-_ALIASES = {"smollm2": "smollm2-135m", "smollm2-135m-instruct": "smollm2-135m"}
+EMBEDDED_ALIASES = {"smollm2": "smollm2-135m", "smollm2-135m-instruct": "smollm2-135m"}
 _OPT_STORIES = Path(__file__).parent / "opt_stories"
 
 
@@ -22,7 +22,7 @@ def embedded_folder(name: str, progress: bool = True) -> Path | None:
         ModelError: the model cannot be fetched.
     """
     name = name.lower()
-    name = _ALIASES.get(name, name)
+    name = EMBEDDED_ALIASES.get(name, name)
     if name == "smollm2-135m":
         return fetch.fetch_smollm2(progress=progress)
     if name == "opt-stories":

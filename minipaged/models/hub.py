@@ -122,7 +122,6 @@ def _from_cache(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    reasons = []
     for kind in _KINDS:
         try:
             folder = snapshot_download(
@@ -133,13 +132,13 @@ def _from_cache(
                 local_files_only=True,
             )
             find_weight_files(Path(folder))
-            return Path(folder)
-        except Exception as not_cached:
-            reasons.append(_first_line(not_cached))
+        except Exception:  # not cached, or not whole, or not of this kind
+            continue
+        return Path(folder)
     raise ModelError(
         f"cannot reach the hub for {model_id} ({_first_line(error)}), and the local cache does "
-        f"not hold it ({reasons[0]}). Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give "
-        "a folder"
+        "not hold it, or only in part. Check the name, the network, HF_ENDPOINT and "
+        "HF_HUB_OFFLINE, or give a folder"
     ) from error
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from minipaged.errors import ModelError
-from minipaged.models.embedded import EMBEDDED_MODELS, embedded_folder
+from minipaged.models.embedded import EMBEDDED_ALIASES, EMBEDDED_MODELS, embedded_folder
 from minipaged.models.hub import download_model
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -46,7 +46,7 @@ def _means_a_path(text: str) -> bool:
 
 
 def _did_you_mean(text: str) -> str:
-    by_short_name = {name: name for name in EMBEDDED_MODELS}
+    by_short_name = {name: name for name in EMBEDDED_MODELS} | EMBEDDED_ALIASES
     by_short_name |= {name.split("/")[1]: name for name in _HUB_EXAMPLES}
     near = get_close_matches(text.lower(), by_short_name, n=1, cutoff=0.7)
     return f" (did you mean {by_short_name[near[0]]!r}?)" if near else ""

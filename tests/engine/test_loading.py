@@ -327,6 +327,7 @@ def test_a_folder_without_weights_or_configuration(reference, tmp_path):
     ("name", "told"),
     [
         ("smollm2-135", "did you mean 'smollm2-135m'"),
+        ("smolm2", "did you mean 'smollm2-135m'"),
         ("opt-125m", "did you mean 'facebook/opt-125m'"),
         ("OPT-Story", "did you mean 'opt-stories'"),
         ("no such model", "A model is one of: 'smollm2-135m'"),
