@@ -227,6 +227,20 @@ def test_a_hypothesis_that_does_not_get_into_a_full_pool_is_not_handed_out():
     assert len(group.finished_seqs) == 3
 
 
+def test_never_counts_on_the_longest_output_only_where_length_helps():
+    """With a negative length penalty a longer output scores worse, not better."""
+    params = SamplingParams(
+        n=2, use_beam_search=True, early_stopping="never", length_penalty=-1.0, max_tokens=20
+    )  # fmt: skip
+    commit = Commit(params, [1])
+    for rows in ([[0.4, 0.3, 0.2, 0.1]], [[0.4, 0.55, 0.03, 0.02], [0.25] * 4]):
+        scores = torch.log(torch.tensor(rows))
+        decision = BeamSearch(40).advance(commit.group, scores, commit.group.live, {0: None})
+        commit(decision)
+    assert [s.output_token_ids for s in commit.group.finished_seqs] == [[0], [1, 0]]
+    assert not decision.done
+
+
 def test_ties_do_not_depend_on_the_order_in_the_batch():
     params = SamplingParams(n=3, use_beam_search=True, max_tokens=5)
     results = []
