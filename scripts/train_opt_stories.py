@@ -116,7 +116,7 @@ def story_prompt(seed: int, index: int) -> tuple[str, str]:
     hero, matter = rng.choice(HEROES), rng.choice(MATTERS)
     was = "were" if hero.startswith("two") else "was"
     opening = f"Once upon a time, there {was} {hero}."
-    request = f"Write a short story for small children about {hero} and {matter}. Use simple words."
+    request = f"Write a very short story, of two paragraphs, about {hero} and {matter}."
     chat = f"<|im_start|>user\n{request}<|im_end|>\n<|im_start|>assistant\n{opening}"
     return chat, opening
 
@@ -138,7 +138,13 @@ def write_stories(corpus: Path, count: int, seed: int, batch: int = 128) -> None
         indices = range(start, min(start + batch, count))
         prompts, openings = zip(*(story_prompt(seed, i) for i in indices), strict=True)
         params = [
-            SamplingParams(temperature=0.8, top_p=0.95, max_tokens=300, seed=(seed << 32) + i)
+            SamplingParams(
+                temperature=0.8,
+                top_p=0.95,
+                frequency_penalty=0.3,  # so small a model goes round in circles without it
+                max_tokens=240,
+                seed=(seed << 32) + i,
+            )
             for i in indices
         ]
         results = [r.outputs[0] for r in llm.generate(list(prompts), params)]
@@ -165,10 +171,20 @@ def _drop_unfinished_tail(corpus: Path) -> int:
 
 # --------------------------------------------------------------------------- from text to rows
 def whole_sentences(story: Story) -> Story:
-    """The story up to its last finished sentence: nobody should learn to stop in the middle
-    of one."""
+    """The story up to its last finished sentence, which is then its end.
+
+    Nobody should learn to stop in the middle of a sentence; and one that the token limit cut
+    ends all the same, because the writer seldom comes to an end by itself.
+    """
     ends = [m.end() for m in re.finditer(r"[.!?][\"'”’)]*(?=\s|$)", story.text)]
-    return Story(story.text[: ends[-1]] if ends else "", story.ended)
+    return Story(story.text[: ends[-1]] if ends else "", ended=True)
+
+
+def goes_round_in_circles(story: Story, limit: float = 0.15) -> bool:
+    """Are more than ``limit`` of its 4-word runs repetitions of earlier ones?"""
+    words = re.findall(r"\w+", story.text.lower())
+    runs = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    return len(set(runs)) < (1 - limit) * len(runs)
 
 
 def drop_near_copies(stories: Iterable[Story], limit: float = 0.5) -> list[Story]:
@@ -477,8 +493,8 @@ As in OPT, `</s>` (id 2) opens every text and ends it; `<pad>` is 1 and `<s>` is
 ## Data and licence
 
 All text was written by SmolLM2-135M-Instruct (HuggingFaceTB, Apache-2.0): {origin} stories.
-Each is kept up to its last whole sentence, and near copies of others are left out. Weights,
-tokenizer and this card: Apache-2.0.
+Each is kept up to its last whole sentence; those that go round in circles, and near copies of
+others, are left out. Weights, tokenizer and this card: Apache-2.0.
 
 It knows nothing but such stories, contradicts itself, and is not for any use beyond tests and
 teaching.
@@ -536,7 +552,8 @@ def make_model(corpus: Path, folder: Path, recipe: Recipe) -> None:
     torch.set_num_threads(recipe.threads)
     torch.use_deterministic_algorithms(True)
     written = read_stories(corpus)
-    stories = drop_near_copies(whole_sentences(story) for story in written)
+    whole = [whole_sentences(story) for story in written]
+    stories = drop_near_copies(story for story in whole if not goes_round_in_circles(story))
     train_set = [story for story in stories if not is_held_out(story)]
     held_out = [story for story in stories if is_held_out(story)]
     print(f"{len(written)} stories: {len(train_set)} to train on, {len(held_out)} held out")
