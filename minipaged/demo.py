@@ -8,12 +8,12 @@ back, with the same words as if nothing had happened.
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -27,10 +27,11 @@ from minipaged.viz.terminal import PoolView, Status
 
 if TYPE_CHECKING:
     from minipaged.contracts import StepPlan
-    from minipaged.llm import LLM
+    from minipaged.llm import LLM, Prompt
     from minipaged.outputs import RequestOutput
 
-POOL_BLOCKS = 112
+POOL_BLOCKS = 72
+MAX_MODEL_LEN = 1024
 SYSTEM = (
     "You are a patient teacher. You explain things to curious beginners in one or two short "
     "sentences, with everyday words and without lists."
@@ -71,19 +72,7 @@ def demo_requests() -> list[DemoRequest]:
     requests = [
         DemoRequest("A", "short prompt", "What is the capital of France?", greedy),
         DemoRequest("B", "long answer", "Describe how bread is made, step by step.", long),
-        DemoRequest(
-            "C",
-            "three samples",
-            "Write one sentence about the sea.",
-            SamplingParams(n=3, temperature=0.8, top_p=0.95, seed=7, max_tokens=40),
-        ),
-        DemoRequest(
-            "D",
-            "beam search",
-            "Why is the sky blue? Answer in one sentence.",
-            SamplingParams(n=1, best_of=4, use_beam_search=True, max_tokens=40),
-        ),
-        DemoRequest("E", "long prompt", f"{LONG_TEXT}\n\nSummarize this in one sentence.", greedy),
+        DemoRequest("C", "long prompt", f"{LONG_TEXT}\n\nSummarize this in one sentence.", greedy),
     ]
     questions = (
         "What is gravity?",
@@ -95,13 +84,27 @@ def demo_requests() -> list[DemoRequest]:
     )
     requests += [
         DemoRequest(name, "shared system prompt", question, greedy, system=SYSTEM)
-        for name, question in zip("FGHIJK", questions)
+        for name, question in zip("DEFGHI", questions)
     ]
     requests += [
-        DemoRequest("L", "short prompt", "Name three colors.", greedy),
-        DemoRequest("M", "long answer", "Tell me a short story about a brave mouse.", long),
-        DemoRequest("N", "short prompt", "How many days are in a week?", greedy),
-        DemoRequest("O", "long prompt", f"{LONG_TEXT}\n\nWhat was wasted?", greedy),
+        DemoRequest("J", "short prompt", "Name three colors.", greedy),
+        DemoRequest("K", "long answer", "Tell me a short story about a brave mouse.", long),
+        DemoRequest("L", "short prompt", "How many days are in a week?", greedy),
+        DemoRequest("M", "long prompt", f"{LONG_TEXT}\n\nWhat was wasted?", greedy),
+        # The last in the queue are the first to be preempted: several sequences are swapped,
+        # a single one is recomputed.
+        DemoRequest(
+            "N",
+            "beam search of width 4",
+            "Why is the sky blue? Answer in one sentence.",
+            SamplingParams(n=1, best_of=4, use_beam_search=True, max_tokens=40),
+        ),
+        DemoRequest(
+            "O",
+            "three samples",
+            "Write one sentence about the sea.",
+            SamplingParams(n=3, temperature=0.8, top_p=0.95, seed=7, max_tokens=40),
+        ),
         DemoRequest("P", "long answer", "Give me advice for my first day at school.", long),
     ]
     return requests
@@ -116,31 +119,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve the sixteen requests, show the pool meanwhile, and print what they said."""
     console = Console(force_terminal=False if args.plain else None)
+    say = partial(console.print, highlight=False, soft_wrap=True)
     if args.num_gpu_blocks is None:
         args.num_gpu_blocks = POOL_BLOCKS
     if args.num_cpu_blocks is None:
         args.num_cpu_blocks = POOL_BLOCKS // 2
+    if args.max_model_len is None:
+        args.max_model_len = MAX_MODEL_LEN
     with TraceWriter(args.trace) if args.trace else nullcontext() as trace:
-        console.print(f"Loading {args.model} …", highlight=False)
+        say(f"Loading {args.model} …")
         llm = build_llm(args, trace)
         for note in llm.notes:
-            console.print(f"  {escape(note)}", highlight=False, style="dim")
-        _say_memory(llm, console)
+            say(f"  {escape(note)}", style="dim")
+        _say_memory(llm, say)
         requests = demo_requests()
         results, events, seconds = _serve(llm, requests, console)
-    _print_answers(requests, results, console)
-    _print_summary(llm, results, events, seconds, console)
-    return 0
+    _print_answers(requests, results, say, width=min(console.width, 100))
+    return _print_summary(llm, results, events, seconds, say)
 
 
-def _say_memory(llm: LLM, console: Console) -> None:
+def _say_memory(llm: LLM, say: Callable[..., None]) -> None:
     cache = llm.cache_config
     tokens = (cache.num_gpu_blocks or 0) * cache.block_size
-    console.print(
-        f"A pool of {cache.num_gpu_blocks} blocks of {cache.block_size} tokens: room for {tokens} "
-        f"tokens, made small on purpose. Reserving {llm.max_model_len} tokens for each request, "
-        f"as systems did before, it would hold {tokens // llm.max_model_len} of them.",
-        highlight=False,
+    say(
+        f"A pool of {cache.num_gpu_blocks} blocks of {cache.block_size} tokens, small on purpose: "
+        f"room for {tokens} tokens.\nIf each request reserved the {llm.max_model_len} tokens that "
+        f"it may have at most, {tokens // llm.max_model_len} could run at a time.\n"
     )
 
 
@@ -188,9 +192,9 @@ def _serve(
     return results, events, time.monotonic() - start
 
 
-def _prompt(llm: LLM, messages: list[dict[str, str]]) -> str:
+def _prompt(llm: LLM, messages: list[dict[str, str]]) -> Prompt:
     if llm.can_chat:
-        return llm.chat_prompt(messages)
+        return llm.chat_tokens(messages)
     return "\n".join(message["content"] for message in messages) + "\n"
 
 
@@ -203,16 +207,16 @@ def _show(llm: LLM, view: PoolView, events: Events, start: float) -> None:
     for line in _notes(plan):
         view.note(line)
     seconds = time.monotonic() - start
-    names = [
-        [group.request_id for group in queue]
-        for queue in (scheduler.running, scheduler.waiting, scheduler.swapped)
-    ]
     gauges = {
         "tokens/s": f"{events.output_tokens / seconds:.0f}",
         "copies": str(events.copies),
         "preemptions": str(events.preempted),
     }
-    view.show(state, Status(plan.step, *names, gauges))
+    running, waiting, swapped = (
+        [group.request_id for group in queue]
+        for queue in (scheduler.running, scheduler.waiting, scheduler.swapped)
+    )
+    view.show(state, Status(plan.step, running, waiting, swapped, gauges))
 
 
 def _notes(plan: StepPlan) -> Iterator[str]:
@@ -229,24 +233,24 @@ def _notes(plan: StepPlan) -> Iterator[str]:
 
 
 def _print_answers(
-    requests: list[DemoRequest], results: dict[str, RequestOutput], console: Console
+    requests: list[DemoRequest],
+    results: dict[str, RequestOutput],
+    say: Callable[..., None],
+    width: int,
 ) -> None:
-    console.print()
+    say()
     for request in requests:
         result = results[request.name]
         times = result.metrics.num_preemptions
         again = f", preempted {times}x" if times else ""
         question = textwrap.shorten(request.question, 70, placeholder=" …")
-        console.print(
-            f"[bold]{request.name}[/] {escape(question)} [dim]({request.kind}{again})[/]",
-            highlight=False,
-        )
+        say(f"[bold]{request.name}[/] {escape(question)} [dim]({request.kind}{again})[/]")
         for completion in result.outputs:
             text = " ".join(completion.text.split())
             if completion.finish_reason == "length":
                 text += " …"
-            body = textwrap.fill(text, 92, initial_indent="    ", subsequent_indent="    ")
-            console.print(escape(body), highlight=False)
+            indent = "    "
+            say(escape(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)))
 
 
 def _print_summary(
@@ -254,22 +258,19 @@ def _print_summary(
     results: dict[str, RequestOutput],
     events: Events,
     seconds: float,
-    console: Console,
-) -> None:
+    say: Callable[..., None],
+) -> int:
     kv = llm.engine.kv
     tokens = sum(len(c.token_ids) for result in results.values() for c in result.outputs)
     prompts = sum(len(result.prompt_token_ids) for result in results.values())
-    whole = kv.num_free_gpu_blocks == kv.num_gpu_blocks
-    console.print(
+    say(
         f"\n{len(results)} requests, {prompts} prompt and {tokens} output tokens in "
-        f"{seconds:.1f} s ({tokens / seconds:.0f} tokens/s); at most {events.most_running} "
-        f"running at a time.\n"
+        f"{seconds:.1f} s ({tokens / seconds:.0f} tokens/s); up to {events.most_running} requests "
+        f"at a time.\n"
         f"{events.copies} copies on write, up to {events.most_shared} blocks shared, "
         f"{events.preempted} preemptions, {events.swapped_out} blocks swapped out and "
-        f"{events.swapped_in} in.\n"
-        f"{kv.num_free_gpu_blocks} of {kv.num_gpu_blocks} blocks are free again"
-        + ("." if whole else ": blocks were lost!"),
-        highlight=False,
+        f"{events.swapped_in} in."
     )
-    if not whole:
-        sys.exit(1)
+    lost = kv.num_gpu_blocks - kv.num_free_gpu_blocks
+    say(f"{kv.num_free_gpu_blocks} of {kv.num_gpu_blocks} blocks are free again.")
+    return 1 if lost else 0

@@ -163,7 +163,10 @@ class Engine:
 
     def take_ended(self) -> list[RequestOutput]:
         """The last outputs of requests that ended since the last step, without a step."""
-        return self._outputs(())
+        outputs = self._outputs(())
+        if self._monitor is not None:
+            self._monitor.ended(self.scheduler.groups, outputs)
+        return outputs
 
     def has_unfinished(self) -> bool:
         """Is there a request that has not had its last output?"""

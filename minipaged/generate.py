@@ -19,7 +19,7 @@ from minipaged.options import (
 from minipaged.trace import TraceWriter
 
 if TYPE_CHECKING:
-    from minipaged.llm import LLM
+    from minipaged.llm import LLM, Prompt
     from minipaged.outputs import RequestOutput
     from minipaged.sampling_params import SamplingParams
 
@@ -37,26 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve the prompts together; one prompt alone is streamed."""
-    prompts = args.prompts if args.prompts not in ([], ["-"]) else [sys.stdin.read()]
-    if not all(prompts):
+    texts = args.prompts if args.prompts not in ([], ["-"]) else [sys.stdin.read()]
+    if not all(texts):
         raise RequestError("the prompt is empty")
     params = sampling_params(args)
     with TraceWriter(args.trace) if args.trace else nullcontext() as trace:
         llm = build_llm(args, trace)
         for note in llm.notes:
             print(f"minipaged: {note}", file=sys.stderr)
+        prompts: list[Prompt] = texts
         if llm.can_chat and not args.raw:
-            prompts = [llm.chat_prompt([{"role": "user", "content": p}]) for p in prompts]
+            prompts = [llm.chat_tokens([{"role": "user", "content": text}]) for text in texts]
         if len(prompts) == 1 and params.width == 1 and not args.json:
             _stream(llm, prompts[0], params)
             return 0
         outputs = llm.generate(prompts, params, progress=sys.stderr.isatty())
-    for text, output in zip(args.prompts or ["-"], outputs):
-        print(_as_json(output) if args.json else _as_text(text, output))
+    for text, output in zip(texts, outputs):
+        print(_as_json(text, output) if args.json else _as_text(text, output))
     return 0
 
 
-def _stream(llm: LLM, prompt: str, params: SamplingParams) -> None:
+def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     request_id = llm.add(prompt, params, stream=True)
     try:
         while llm.engine.has_unfinished():
@@ -82,5 +83,5 @@ def _as_text(prompt: str, output: RequestOutput) -> str:
     return "\n".join([f"> {prompt}", *texts, ""])
 
 
-def _as_json(output: RequestOutput) -> str:
-    return json.dumps(dataclasses.asdict(output), ensure_ascii=False)
+def _as_json(prompt: str, output: RequestOutput) -> str:
+    return json.dumps(dataclasses.asdict(output) | {"prompt": prompt}, ensure_ascii=False)

@@ -289,6 +289,10 @@ class InvariantMonitor:
         if not groups:
             check_idle(self._kv)
 
+    def ended(self, groups: Seq[SequenceGroup], outputs: Seq[StepResult]) -> None:
+        """Check I11, for last outputs that were taken without a step."""
+        self._check_terminals(groups, outputs)
+
     def _remember(self, groups: Seq[SequenceGroup]) -> None:
         for group in groups:
             seen = self._known.setdefault(group.request_id, set())

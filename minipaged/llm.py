@@ -221,15 +221,18 @@ class LLM:
         """Has the model a template for conversations?"""
         return self.tokenizer is not None and self.tokenizer.has_chat_template
 
-    def chat_prompt(self, messages: Seq[Message]) -> str:
-        """The text of a conversation, by the model's own template.
+    def chat_tokens(self, messages: Seq[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the model's answer begins, by the model's
+        own template.
 
         Args:
             messages: dictionaries with ``role`` and ``content``.
         """
         if self.tokenizer is None:
             raise RequestError(f"model {self.name} has no tokenizer, so it cannot chat")
-        return self.tokenizer.apply_chat_template(messages)
+        text = self.tokenizer.apply_chat_template(messages)
+        # The template has written the special tokens.
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def generate(
         self,
@@ -280,7 +283,7 @@ class LLM:
         """As :meth:`generate`, for one conversation or several."""
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if one else messages
-        prompts = [self.chat_prompt(conversation) for conversation in conversations]
+        prompts = [self.chat_tokens(conversation) for conversation in conversations]
         return self.generate(prompts, params, progress=progress)
 
     def run(self, on_step: Callable[[Engine], object] | None = None) -> Iterable[RequestOutput]:

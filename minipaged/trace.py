@@ -8,10 +8,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from minipaged.errors import MinipagedError
+
 if TYPE_CHECKING:
     from minipaged.contracts import StepPlan
     from minipaged.engine import Engine
     from minipaged.outputs import RequestOutput
+
+
+class TraceError(MinipagedError):
+    """The trace file cannot be written."""
 
 
 class TraceWriter:
@@ -25,7 +31,14 @@ class TraceWriter:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = Path(path).open("w", encoding="utf-8")
+        """
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        try:
+            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise TraceError(f"cannot write the trace {path}: {error.strerror}") from error
 
     def write(
         self, plan: StepPlan, engine: Engine, start: float, outputs: Seq[RequestOutput]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -39,14 +40,15 @@ class TransformersModel:
     """The same weights in transformers, in float32 on the CPU, for its two ways to batch."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging as hf_logging
-
-        hf_logging.set_verbosity_error()
-        hf_logging.disable_progress_bar()
+        # Any: transformers' own annotations are incomplete.
+        self._transformers: Any = importlib.import_module("transformers")
+        self._transformers.utils.logging.set_verbosity_error()
+        self._transformers.utils.logging.disable_progress_bar()
         # Its continuous batching logs each start and stop.
         logging.getLogger("transformers").setLevel(logging.ERROR)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model: Any = self._transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32
+        )
         self.model.eval()
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
@@ -78,18 +80,16 @@ class TransformersModel:
 
     def continuous(self, page_size: int = 16) -> Serve:
         """Its continuous batching, over a paged cache."""
-        from transformers import GenerationConfig
-        from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
         def serve(jobs: list[Job]) -> list[list[int]]:
             tokens = sum(len(job.prompt_token_ids) + job.output_len for job in jobs)
-            batching = ContinuousBatchingConfig(
+            batching = self._transformers.ContinuousBatchingConfig(
                 page_size=page_size,
                 num_blocks=tokens // page_size + 2 * len(jobs),
                 max_batch_tokens=2560,
                 allow_block_sharing=False,
             )
-            generation = GenerationConfig(
+            generation = self._transformers.GenerationConfig(
                 do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=128
             )
             done: dict[str, list[int]] = {}
