@@ -193,7 +193,7 @@ def test_scores_past_the_range_of_float16_are_no_problem():
 
 
 def test_layers_of_a_step_share_what_was_prepared_and_not_results():
-    q, k_cache, v_cache, batch, keys, values = make_case([(20, 1), (3, 1), (4, 2)])
+    q, k_cache, v_cache, batch, *_ = make_case([(20, 1), (3, 1), (4, 2)])
     first = paged_attention(q, k_cache, v_cache, batch, 0.25)
     doubled = paged_attention(q, k_cache, v_cache * 2, batch, 0.25)
     again = paged_attention(q, k_cache, v_cache, batch, 0.25)
