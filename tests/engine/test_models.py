@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -364,8 +365,6 @@ def test_config_written_by_transformers_is_read(variant, tmp_path):
     assert config.tie_word_embeddings == written.tie_word_embeddings
     reference.config.architectures = [type(reference).__name__]
     reference.config.save_pretrained(tmp_path)
-    import json
-
     assert model_config_from_hf(json.loads((tmp_path / "config.json").read_text())) == config
 
 
