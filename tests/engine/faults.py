@@ -244,7 +244,7 @@ FAULTS = [
         "            starts.append(min(shared * self.kv.block_size, tokens - 1))\n",
         "            starts.append(min((shared + 1) * self.kv.block_size, tokens - 1))\n",
         "The first block that differs is the last that is shared.",
-        ("I7",),
+        ("I7", "I8"),
     ),
     Fault(
         "refill_trusts_blocks_not_computed_yet",
@@ -326,7 +326,7 @@ FAULTS = [
         "            sample = not several and count == missing\n",
         "            sample = not several\n",
         "Each pass over a prompt ends with a token.",
-        ("I4",),
+        ("I3", "I4"),
     ),
     # ------------------------------------------------------------------ who runs
     Fault(
@@ -482,13 +482,5 @@ FAULTS = [
         "siblings: Seq[int] = (seq.seq_id,)",
         "A sequence's number tells it apart from every other.",
         ("I7", "I13"),
-    ),
-    Fault(
-        "fork_without_its_own_index",
-        SCHEDULER,
-        "        seq.index = decision.index\n",
-        "",
-        "A fork is its parent's twin in everything.",
-        ("I7",),
     ),
 ]

@@ -22,7 +22,7 @@ _LETTERS = "abcdefgh"
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
 STEP_LIMIT = 3000
-HUGE_POOL = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=1024, num_cpu_blocks=0)
+HUGE_POOL = CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=1 << 14, num_cpu_blocks=0)
 
 
 class ToyTokenizer:
@@ -86,6 +86,7 @@ class TestedEngine:
         events: Counter[str] | None = None,
         check: bool = True,
     ) -> None:
+        self.check = check
         self.scheduler_config = scheduler
         self.cache_config = cache
         self.text = text
@@ -139,14 +140,15 @@ class TestedEngine:
         self._count_ends(outputs)
         return outputs
 
+    def abort_any(self, state: str) -> bool:
+        """Abort the first request in that state, if there is one."""
+        for group in self.engine.scheduler.groups:
+            if _State.of(group).name == state:
+                self.abort(group.request_id)
+                return True
+        return False
+
     def abort(self, request_id: str) -> None:
-        """Abort a request, or ``"any swapped"`` and the like: the first in that state."""
-        if request_id.startswith("any "):
-            states = {g.request_id: _State.of(g).name for g in self.engine.scheduler.groups}
-            found = [name for name, state in states.items() if request_id == f"any {state}"]
-            if not found:
-                return
-            request_id = found[0]
         if request_id not in self.requests:
             state = "of an unknown request"
         elif request_id in self.aborted:
@@ -175,6 +177,8 @@ class TestedEngine:
 
     def poison(self) -> None:
         """Spoil every block that no live sequence holds."""
+        if not self.check:
+            return
         held: dict[bool, set[int]] = {True: set(), False: set()}
         for group in self.engine.scheduler.groups:
             for seq in group.live:
@@ -269,7 +273,8 @@ class TestedEngine:
 
         events["swap out"] += bool(plan.swap_out)
         events["swap in"] += bool(plan.swap_in)
-        events["copy-on-write"] += bool(plan.copies)
+        paged = self.cache_config.reservation == "paged"
+        events["copy-on-write" if paged else "copy at a contiguous fork"] += bool(plan.copies)
         swapped_in = {block for _, block in plan.swap_in}
         swapped_out = {block for block, _ in plan.swap_out}
         for source, target in plan.copies:

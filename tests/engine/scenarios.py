@@ -13,8 +13,10 @@ from harness import BLOCK_SIZE, MAX_MODEL_LEN, Request, TestedEngine
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.sampling_params import SamplingParams
 
-NUM_REQUESTS = 7
-ANY = ["any swapped", "any prefilling", "any waiting after a preemption"]
+NUM_REQUESTS = 8
+LIFE_AFTER = 20
+"""Steps after the last request has come in which some may still be aborted."""
+STATES = ("swapped", "prefilling", "waiting after a preemption")
 
 T = TypeVar("T")
 
@@ -48,8 +50,8 @@ def draw_cache(draw: Draw) -> CacheConfig:
         )
     return CacheConfig(
         block_size=BLOCK_SIZE,
-        num_gpu_blocks=draw.integer(4, 20),
-        num_cpu_blocks=draw.pick([0, 1, 3, 8, 8, 32, 32]),
+        num_gpu_blocks=draw.integer(4, 16),
+        num_cpu_blocks=draw.pick([0, 1, 6, 32, 32, 32]),
         watermark=draw.pick([0.0, 0.0, 0.15]),
     )
 
@@ -66,20 +68,26 @@ def draw_scheduler(draw: Draw) -> SchedulerConfig:
             {"demand_free_block_per_seq": True, "count_max_seqs": True},
         ]
     )
+    # Small budgets make chunks, and refills that take several steps.
+    budgets = [8, 12] if "chunked_prefill" in style else [8, 16, 32, 256]
     max_num_seqs = draw.pick([4, 6, 8, 16])
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(max_num_seqs, draw.pick([8, 16, 32, 256])),
+        max_num_batched_tokens=max(max_num_seqs, draw.pick(budgets)),
         max_model_len=MAX_MODEL_LEN,
-        preemption=draw.pick(["auto", "auto", "auto", "swap", "recompute"]),
+        preemption=draw.pick(["auto", "auto", "swap", "swap", "recompute", "recompute"]),
         forced_preemption=draw.pick([0.0, 0.0, 0.1, 0.35]),
         forced_preemption_seed=draw.integer(0, 99),
         **style,
     )
 
 
-def draw_request(draw: Draw, name: str, text: bool) -> Request:
-    length = draw.pick([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 18, 23, 30, 70])
+LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 18, 23, 30, 70)
+"""Of prompts; the last is impossible."""
+
+
+def draw_request(draw: Draw, name: str, text: bool, longest: int = LENGTHS[-1]) -> Request:
+    length = draw.pick([length for length in LENGTHS if length <= longest])
     first = draw.integer(0, 60)
     prompt = tuple((first + 7 * i * i) % 61 for i in range(length))
     return Request(name, prompt, _draw_params(draw, text), draw.pick([0, 0, 0, 1, 2]))
@@ -132,23 +140,26 @@ class Scenario:
     text: bool
     adds: tuple[tuple[Request, ...], ...]
     aborts: tuple[tuple[str, ...], ...]
+    victims: tuple[str, ...]
+    """States: in each one request is aborted, as soon as there is one."""
 
     @classmethod
     def seeded(cls, seed: int) -> Scenario:
         draw = SeededDraw(seed)
         text = draw.pick([False, True])
         scheduler, cache = draw_scheduler(draw), draw_cache(draw)
+        longest = draw.pick([7, LENGTHS[-1]])
         adds: list[tuple[Request, ...]] = []
         aborts: list[tuple[str, ...]] = []
         names: list[str] = []
-        while len(adds) < 25:
-            count = min(draw.pick([0, 0, 1, 2]), NUM_REQUESTS - len(names))
-            new = [f"r{len(names) + i}" for i in range(count)]
-            adds.append(tuple(draw_request(draw, name, text) for name in new))
+        while len(names) < NUM_REQUESTS:
+            new = [f"r{len(names) + i}" for i in range(draw.pick([0, 1, 2]))]
+            adds.append(tuple(draw_request(draw, name, text, longest) for name in new))
             names += new
-            out = () if draw.integer(0, 9) else (draw.pick([*names, "nobody", *ANY]),)
+            out = () if draw.integer(0, 6) else (draw.pick([*names, "nobody"]),)
             aborts.append(out * draw.pick([1, 1, 2]))
-        return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts))
+        states = tuple(state for state in STATES if not draw.integer(0, 3))
+        return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts), states)
 
     @property
     def requests(self) -> list[Request]:
@@ -157,11 +168,16 @@ class Scenario:
     def run(self, events: Counter[str] | None = None) -> TestedEngine:
         """Live through it on a checked engine, to the end."""
         engine = TestedEngine(self.scheduler, self.cache, text=self.text, events=events)
+        states = list(self.victims)
         for requests, names in zip(self.adds, self.aborts):
             for request in requests:
                 engine.add(request)
             for name in names:
                 engine.abort(name)
+            states = [state for state in states if not engine.abort_any(state)]
+            engine.step()
+        for _ in range(LIFE_AFTER):
+            states = [state for state in states if not engine.abort_any(state)]
             engine.step()
         engine.run()
         return engine
