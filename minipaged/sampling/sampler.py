@@ -29,6 +29,7 @@ NO_TOKEN = -1
 _BLOCK = 256
 _NUCLEUS_GUESSES = (64, 1024, 8192)
 _MIN_TEMPERATURE = 1e-6
+_BELOW_ONE = 1.0 - 2.0**-53
 
 
 @dataclass(slots=True)
@@ -337,10 +338,8 @@ def _first_above(mass: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Where in ``mass: [D, N]`` the share ``u`` of its sum falls, and as what share of that
     entry (so that a draw can go on inside it)."""
     cdf = mass.cumsum(-1)
-    total = cdf[:, -1]
-    below_one = 1.0 - 2.0**-53  # rounding must not carry a target up to the total
-    target = torch.minimum(u * total, total * below_one)
+    target = u * cdf[:, -1]  # below the sum even when rounded, for every u below 1
     place = (cdf <= target[:, None]).sum(-1)  # [D], the first entry with cdf > target
     entry = mass.gather(1, place[:, None])[:, 0]
     start = cdf.gather(1, place[:, None])[:, 0] - entry
-    return place, ((target - start) / entry).clamp_(0.0, below_one)
+    return place, ((target - start) / entry).clamp_(0.0, _BELOW_ONE)

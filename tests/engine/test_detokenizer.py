@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -68,8 +69,6 @@ def sentencepiece():
     )  # fmt: skip
     tokenizer.train_from_iterator(CORPUS, trainer)
     # Bytes are ordinary tokens of a SentencePiece model, not special ones.
-    import json
-
     data = json.loads(tokenizer.to_str())
     data["added_tokens"] = [t for t in data["added_tokens"] if not t["content"].startswith("<0x")]
     return Tokenizer.from_str(json.dumps(data))
@@ -107,7 +106,7 @@ def test_pieces_add_up_to_the_text_and_hold_no_half_character(tokenizer, text):
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_goes_on_where_the_prompt_ends(tokenizer, text):
     """The output keeps a leading space that only shows behind a prompt."""
-    for head in ("Once upon", "né漢👩‍👩‍👧", "été " * 30, "漢字" * 20):
+    for head in ("Once upon", "né漢👩‍👩‍👧", "été " * 30, "漢字" * 20, "丁丂七" * 5):
         prompt = tokenizer.encode(head)
         whole = tokenizer.encode(head + text)
         if whole[: len(prompt)] != prompt:  # the tokenizer merged across the border
@@ -149,9 +148,9 @@ def test_bytes_that_are_no_character_do_not_spoil_their_neighbors(tokenizers):
         tokenizer = tokenizers[name]
         bad = tokenizer.tokenizer.token_to_id(token_of)
         fox, kanji = tokenizer.encode("fox"), tokenizer.encode("x𝄞")[-4:]
-        assert "".join(pieces(tokenizer, [*fox, *kanji, bad, *fox])).startswith(
-            "fox𝄞" + REPLACEMENT
-        )
+        tail = tokenizer.decode(tokenizer.encode("x") + fox)[1:]
+        got = "".join(pieces(tokenizer, [*fox, *kanji, bad, *fox]))
+        assert got == "fox𝄞" + REPLACEMENT + tail
         got = "".join(pieces(tokenizer, [bad, *fox], kanji))
         assert got.startswith(REPLACEMENT)
         assert got.strip(REPLACEMENT).strip() == "fox"
@@ -175,6 +174,21 @@ def test_random_tokens_never_break_the_stream(tokenizer):
         got = "".join(pieces(tokenizer, tokens, prompt))
         whole, before = tokenizer.decode(prompt + tokens), tokenizer.decode(prompt)
         assert letters(got) == letters(whole)[len(letters(before)) :]
+
+
+class Bytes:
+    """A byte-level tokenizer whose tokens are given."""
+
+    def __init__(self, *tokens):
+        self.tokens = tokens
+
+    def decode(self, token_ids, skip_special_tokens=True):
+        return b"".join(self.tokens[t] for t in token_ids).decode("utf-8", "replace")
+
+
+def test_whole_characters_do_not_wait_for_the_half_one_behind_them():
+    tokenizer = Bytes(b"a\xc3", b"\xa9\xc3", b"\xa9b")
+    assert pieces(tokenizer, [0, 1, 1, 2]) == ["a", "é", "é", "éb", ""]
 
 
 def test_special_tokens_have_text_only_if_asked_for(tokenizers):
@@ -225,6 +239,9 @@ def test_a_stream_gives_the_same_text_whole_and_in_pieces(tokenizer, text):
         streamed.finish("length")
         deltas.append(streamed.delta())
         assert "".join(deltas) == streamed.text == whole.text
+        decoded = tokenizer.decode(tokens)
+        cut = REPLACEMENT if decoded.endswith(REPLACEMENT) else ""
+        assert whole.text == decoded.rstrip(REPLACEMENT) + cut
         assert deltas[-1] in ("", REPLACEMENT)
 
 

@@ -188,6 +188,9 @@ def test_the_text_of_a_stop_id_is_shown_only_if_asked_for():
     assert stream(("a", "b"), [0, 1], "stop", stop_token_ids=(1,))[0] == "a"
     assert stream(("a", "b"), [0, 1], "stop", stop_token_ids=(1,),
                   include_stop_str_in_output=True)[0] == "ab"  # fmt: skip
+    # it ends the sequence by itself, even where its text is a stop string
+    assert stream(("a", "b"), [0, 1], "stop", stop_token_ids=(1,), stop="b",
+                  include_stop_str_in_output=True)[:2] == ("ab", None)  # fmt: skip
 
 
 def test_a_stream_looks_for_stop_strings_from_min_tokens_on():
