@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from scenarios import Scenario, draw_cache, draw_request, draw_scheduler
 
-NUM_SCENARIOS = 120
+NUM_SCENARIOS = 80
 """Enough for each event below to happen several times."""
 
 EVENTS = [
