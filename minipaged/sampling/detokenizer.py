@@ -19,7 +19,7 @@ REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 12
 _MAX_WAIT = 16
 _CHARACTER = 3  # tokens that the last, incomplete character of a text can have at most
-_CONTEXTS = (4, 16, 64)
+_CONTEXT = 6
 
 
 class IncrementalDetokenizer:
@@ -52,14 +52,8 @@ class IncrementalDetokenizer:
         # The window is context up to _boundary, where the text so far ended in a whole
         # character, and new tokens behind it. Of its text, _shown is out already; the first
         # _context_len characters of that are the context's.
-        self._window: list[int] = []
-        self._shown = ""
-        for size in _CONTEXTS:
-            self._window = list(prompt_token_ids[-size:])
-            self._shown = self._decode(self._window)
-            # A context that begins or ends inside a character would spoil what follows.
-            if REPLACEMENT not in self._shown or size >= len(prompt_token_ids):
-                break
+        self._window = list(prompt_token_ids[-_CONTEXT:])
+        self._shown = self._decode(self._window)
         self._boundary = len(self._window)
         self._context_len = len(self._shown)
 
