@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from operator import index
 from typing import TYPE_CHECKING
 
 from minipaged.config import CacheConfig, SchedulerConfig
@@ -112,12 +113,13 @@ class Engine:
             RequestError: the request cannot be served as it is written; the message names the
                 value and the limit. Nothing has been queued.
         """
-        self._check(request_id, prompt_token_ids, params)
-        seq = Sequence(self.scheduler.new_seq_id(), prompt_token_ids)
+        tokens = _as_token_ids(prompt_token_ids)
+        self._check(request_id, tokens, params)
+        seq = Sequence(self.scheduler.new_seq_id(), tokens)
         if self.tokenizer is not None:
             from minipaged.sampling.text_stream import TextStream
 
-            seq.text = TextStream(self.tokenizer, list(prompt_token_ids), params)
+            seq.text = TextStream(self.tokenizer, tokens, params)
         group = SequenceGroup(
             request_id,
             seq,
@@ -280,6 +282,19 @@ class _Request:
         self.group = group
         self.prompt = prompt
         self.stream = stream
+
+
+def _as_token_ids(tokens: Iterable[object]) -> list[int]:
+    """Python's own integers, whichever kind they come as (NumPy's, say)."""
+    result = []
+    for token in tokens:
+        try:
+            result.append(index(token))  # type: ignore[arg-type]
+        except TypeError:
+            raise RequestError(
+                f"the prompt has {token!r} where a token id should be: ids are integers"
+            ) from None
+    return result
 
 
 def make_kv_manager(cache: CacheConfig, scheduler: SchedulerConfig, parts: Parts) -> KVManager:

@@ -92,7 +92,7 @@ class LLM:
         self.dtype = loaded.dtype
         self.device = device
         self.seed = seed
-        self.parts = parts
+        self.parts = parts or Parts()
         self.cache_config = self._choose_pool(cache or CacheConfig())
         self.engine = self.make_engine(
             self.cache_config, scheduler or SchedulerConfig(), check=check, trace=trace
@@ -120,6 +120,7 @@ class LLM:
             cache.num_cpu_blocks or 0,
             dtype=self.dtype,
             device=self.device,
+            copy=self.parts.copy_blocks,
         )
         return Engine(
             replace(scheduler, max_model_len=self.max_model_len),
@@ -294,13 +295,13 @@ class LLM:
                 on_step(self.engine)
             yield from (output for output in outputs if output.finished)
 
-    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
-        """End requests at once; unknown ids are passed over.
+    def abort(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
+        """End one request or several at once; unknown ids are passed over.
 
         Returns:
             Their last outputs.
         """
-        for request_id in request_ids:
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
             self.engine.abort(request_id)
         return self.engine.take_ended()
 

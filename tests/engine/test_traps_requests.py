@@ -5,6 +5,7 @@ import json
 import math
 from functools import partial
 
+import numpy
 import pytest
 import torch
 from tiny_models import logits as plain_logits
@@ -115,6 +116,13 @@ def test_b19_a_list_of_ids_with_others_in_between(llm):
     left = {output.request_id: output for output in llm.run()}
     assert left.keys() == set("aceg")
     assert all(ids(output) == [expected] for output in left.values())
+
+
+def test_b19_one_id_is_not_a_list_of_letters(llm):
+    for name in ("1", "0", "10"):
+        llm.add("Once", greedy(max_tokens=2), request_id=name)
+    assert [output.request_id for output in llm.abort("10")] == ["10"]
+    assert [output.request_id for output in llm.run()] == ["1", "0"]
 
 
 def test_b19_ids_that_change_while_they_are_aborted(llm):
@@ -424,6 +432,18 @@ def test_b28_token_ids_that_do_not_exist_are_refused(llama, where, bad):
     with pytest.raises(RequestError, match=str(bad)):
         add(where)
     rig.assert_idle()
+
+
+@pytest.mark.parametrize("bad", [1.5, "1", None, [1]])
+def test_b28_what_is_no_token_id_is_refused(llm, bad):
+    with pytest.raises(RequestError, match="where a token id should be"):
+        llm.generate([[1, 2], [1, bad]], greedy(), progress=False)
+
+
+def test_b28_token_ids_may_come_from_numpy(llm):
+    outputs = llm.generate([[4, 5], numpy.array([4, 5])], greedy(), progress=False)
+    assert ids(outputs[0]) == ids(outputs[1])
+    assert json.dumps(outputs[1].prompt_token_ids) == "[4, 5]"
 
 
 # ----------------------------------------------------------------------------- B30
