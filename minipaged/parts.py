@@ -34,6 +34,7 @@ class Parts:
     fork: Callable[..., block_table.BlockTable] = copy_on_write.fork
     make_writable: Callable[..., tuple[int, int] | None] = copy_on_write.make_writable
     blocks_for_next_token: Callable[..., int] = copy_on_write.blocks_for_next_token
+    copy_blocks: Callable[..., None] = copy_on_write.copy_blocks
     unique_blocks: Callable[..., list[int]] = swap.unique_blocks
     move: Callable[..., list[tuple[int, int]]] = swap.move
     Admission: Callable[..., admission.Admission] = admission.Admission

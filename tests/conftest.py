@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Most models here are tiny: a second thread would wait for the first. Before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 
 from minipaged.fetch import SMOLLM2, default_cache_dir, is_complete
