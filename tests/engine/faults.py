@@ -1,8 +1,8 @@
 """Faults that an engine could have, each a find-and-replace on its source, with what whoever
 writes it believes.
 
-A fault changes the code of functions in place, for as long as the ``with`` lasts: whatever
-built-in table, constructor or import leads to them, leads to the fault.
+A fault changes the code of functions in place, for as long as the ``with`` lasts: whoever
+imported them, or was built from them, has the fault too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ def _functions(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionTy
 
 
 COW, SWAP, MANAGER = "kvcache.copy_on_write", "kvcache.swap", "kvcache.manager"
-ALLOCATOR, TABLE = "kvcache.block_allocator", "kvcache.block_table"
 ADMISSION, SCHEDULER = "scheduling.admission", "scheduling.scheduler"
 PREEMPTION, ENGINE = "scheduling.preemption", "engine"
 
