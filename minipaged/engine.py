@@ -161,7 +161,14 @@ class Engine:
         Returns:
             False if no such request is unfinished.
         """
-        return self.scheduler.abort(request_id)
+        if self.scheduler.abort(request_id):
+            return True
+        request = self._requests.get(request_id)
+        if request is None or request.group in self.scheduler.ended:
+            return False
+        # It ended in a step whose outputs never arrived (an interrupt): here they come.
+        self.scheduler.ended.append(request.group)
+        return True
 
     def take_ended(self) -> list[RequestOutput]:
         """The last outputs of requests that ended since the last step, without a step."""
@@ -181,6 +188,10 @@ class Engine:
         Returns:
             The last output of each request that ended, and one of each streamed request that
             got a token.
+
+        Raises:
+            Exception: what the executor raised. Every request is as it was before the step, but
+                for its keys and values, which will be computed again: stepping on is safe.
         """
         start = self.clock()
         self.last_plan = plan = self.scheduler.schedule()
@@ -191,8 +202,12 @@ class Engine:
                 group.first_scheduled_time = start
         decisions: list[GroupDecision] = []
         if not plan.idle:
-            logits = self.executor.execute(plan)
-            decisions = self.sampling.decide(plan, logits, self.scheduler.running)
+            try:
+                logits = self.executor.execute(plan)
+                decisions = self.sampling.decide(plan, logits, self.scheduler.running)
+            except BaseException:
+                self.scheduler.abandon()
+                raise
             self._read(decisions)
         changed = self.scheduler.commit(decisions)
         self.num_steps += 1
@@ -221,19 +236,23 @@ class Engine:
     # -- outputs -----------------------------------------------------------------------------
     def _outputs(self, changed: Iterable[SequenceGroup]) -> list[RequestOutput]:
         now = self.clock()
-        ended, self.scheduler.ended = self.scheduler.ended, []
-        outputs = [self._output(group, now) for group in ended]
+        ended, streamed = self.scheduler.ended, []
         for group in changed:
             if group.first_token_time is None:
                 group.first_token_time = now
-            if group.finished or self._requests[group.request_id].stream:
-                outputs.append(self._output(group, now))
+            if group.finished:
+                ended.append(group)
+            elif self._requests[group.request_id].stream:
+                streamed.append(group)
+        outputs = [self._output(group, now) for group in (*ended, *streamed)]
+        # Not before all are made: an interrupt until here loses no request's last output.
+        self.scheduler.ended = []
+        for group in ended:
+            del self._requests[group.request_id]
         return outputs
 
     def _output(self, group: SequenceGroup, now: float) -> RequestOutput:
         request = self._requests[group.request_id]
-        if group.finished:
-            del self._requests[group.request_id]
         return RequestOutput(
             request_id=group.request_id,
             prompt=request.prompt,

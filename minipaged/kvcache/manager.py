@@ -148,7 +148,13 @@ class PagedKVManager:
 
     # -- preemption --------------------------------------------------------------------------
     def release(self, group: SequenceGroup) -> None:
-        shape = {seq_id: list(self.tables[seq_id].blocks) for seq_id in group.seqs}
+        # Of a step that failed a table has the block of the token that was being fed, too.
+        shape = {
+            seq.seq_id: self.tables[seq.seq_id].blocks[
+                : -(-(seq.num_tokens - 1) // self.block_size)
+            ]
+            for seq in group.live
+        }
         group.shape = shape if len(shape) > 1 else None
         for seq in group.live:
             self.free(seq)

@@ -47,17 +47,20 @@ class Preemption:
         mode = self.choose(group)
         if mode == "swap":
             plan.swap_out += self.kv.swap_out(group)
-            status = Status.SWAPPED
+            for seq in group.live:
+                seq.status = Status.SWAPPED
         else:
-            self.kv.release(group)
-            group.prefilling = False
-            status = Status.WAITING
-        for seq in group.live:
-            seq.status = status
-            if mode == "recompute":
-                seq.num_computed = 0
+            self.recompute(group)
         group.num_preemptions += 1
         plan.preempted.append(Preempted(group.request_id, mode))
+
+    def recompute(self, group: SequenceGroup) -> None:
+        """Free what the group holds, on whatever side; everything will be computed again."""
+        self.kv.release(group)
+        group.prefilling = False
+        for seq in group.live:
+            seq.status = Status.WAITING
+            seq.num_computed = 0
 
     def choose(self, group: SequenceGroup) -> Literal["swap", "recompute"]:
         """Swap or recompute?
