@@ -460,8 +460,8 @@ FAULTS = [
     Fault(
         "ended_twice",
         ENGINE,
-        "        ended, self.scheduler.ended = self.scheduler.ended, []\n",
-        "        ended = self.scheduler.ended\n",
+        "        self.scheduler.ended = []\n        for group in ended:\n",
+        "        for group in ended:\n",
         "The list of the ended is made anew in the next step.",
         ("I11", "KeyError"),
     ),

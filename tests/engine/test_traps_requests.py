@@ -544,7 +544,9 @@ class Interrupted:
         return self.call(*args)
 
 
-@pytest.mark.parametrize("where", ["on_step", "execute", "decide", "schedule", "commit"])
+@pytest.mark.parametrize(
+    "where", ["on_step", "execute", "decide", "schedule", "commit", "select_outputs"]
+)
 def test_ctrl_c_in_the_middle_of_generate_leaves_an_engine_that_works(llm, where):
     prompts = ["Once upon a time", "hi", "The dog", "She"]
     params = [greedy(max_tokens=8), SamplingParams(n=3, seed=1, max_tokens=8)] * 2
@@ -554,8 +556,8 @@ def test_ctrl_c_in_the_middle_of_generate_leaves_an_engine_that_works(llm, where
         if where == "on_step":
             on_step = Interrupted(lambda engine: None)
         else:
-            owner = {"execute": engine.executor, "decide": engine.sampling}
-            owner = owner.get(where, engine.scheduler)
+            owners = (engine.executor, engine.sampling, engine.scheduler)
+            owner = next(owner for owner in owners if hasattr(owner, where))
             patch.setattr(owner, where, Interrupted(getattr(owner, where)))
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, params, progress=False, on_step=on_step)
