@@ -231,9 +231,8 @@ FAULTS = [
     Fault(
         "recompute_takes_outputs_for_prompt",
         PREEMPTION,
-        "                seq.num_computed = 0\n",
-        "                seq.num_computed = 0\n"
-        "                seq.num_prompt_tokens = seq.num_tokens\n",
+        "            seq.num_computed = 0\n",
+        "            seq.num_computed = 0\n            seq.num_prompt_tokens = seq.num_tokens\n",
         "What is computed in a prefill is the prompt.",
         ("I7", "I10"),
     ),
@@ -284,6 +283,14 @@ FAULTS = [
         "            starts.append(tokens - 1)\n",
         "What was computed once is computed.",
         ("I7", "Stuck", "I8", "IndexError"),
+    ),
+    Fault(
+        "a_failed_step_is_repeated",
+        SCHEDULER,
+        "        for group in touched:\n",
+        "        for group in touched[:0]:\n",
+        "A step that failed has done nothing, so it can be done again.",
+        ("I4",),
     ),
     # ------------------------------------------------------------------ positions
     Fault(
@@ -435,7 +442,7 @@ FAULTS = [
         "        for queue in (self.waiting, self.running, self.swapped):\n",
         "        for queue in (self.waiting, self.running):\n",
         "A request waits or runs.",
-        ("abort",),
+        ("abort", "KeyError"),
     ),
     Fault(
         "abort_keeps_the_blocks",
@@ -460,8 +467,8 @@ FAULTS = [
     Fault(
         "ended_twice",
         ENGINE,
-        "        self.scheduler.ended = []\n        for group in ended:\n",
-        "        for group in ended:\n",
+        "        self.scheduler.ended = []\n",
+        "",
         "The list of the ended is made anew in the next step.",
         ("I11", "KeyError"),
     ),

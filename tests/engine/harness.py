@@ -53,6 +53,10 @@ class Stuck(AssertionError):
     """The engine makes no progress."""
 
 
+class DeviceFailure(RuntimeError):
+    """What a test's executor raises in the middle of a step."""
+
+
 class RuleError(AssertionError):
     """The engine has done what it should not, though no invariant of a single step is broken."""
 
@@ -110,6 +114,8 @@ class TestedEngine:
         self.finished: dict[str, RequestOutput] = {}
         self.aborted: set[str] = set()
         self.events: Counter[str] = Counter() if events is None else events
+        self.fail_next = False
+        """Shall the next step fail on the device?"""
         self._before: dict[str, _State] = {}
         self._worked = False
         self._admitted: set[str] = set()
@@ -132,8 +138,14 @@ class TestedEngine:
         self.events["steps"] += 1
         self._before = {g.request_id: _State.of(g) for g in self.engine.scheduler.groups}
         self._worked = False
-        outputs = self.engine.step()
-        self._check_progress(outputs)
+        try:
+            outputs = self.engine.step()
+        except DeviceFailure:
+            self.events["failed step"] += 1
+            outputs = []
+        else:
+            self._check_progress(outputs)
+        self.fail_next = False
         self.poison()
         for output in outputs:
             self._read(output)
@@ -217,6 +229,12 @@ class TestedEngine:
         self._worked = bool(plan.spans)
         self._check_policy(plan)
         self._count(plan)
+        if self.fail_next:
+            # Nothing of what the step touched can be relied on.
+            self.model.poison(
+                range(self.engine.kv.num_gpu_blocks), [target for _, target in plan.swap_out]
+            )
+            raise DeviceFailure
         return self.model.execute(plan)
 
     def _check_progress(self, outputs: list[RequestOutput]) -> None:

@@ -142,6 +142,8 @@ class Scenario:
     aborts: tuple[tuple[str, ...], ...]
     victims: tuple[str, ...]
     """States: in each one request is aborted, as soon as there is one."""
+    failures: frozenset[int]
+    """Steps that fail on the device."""
 
     @classmethod
     def seeded(cls, seed: int) -> Scenario:
@@ -159,7 +161,10 @@ class Scenario:
             out = () if draw.integer(0, 6) else (draw.pick([*names, "nobody"]),)
             aborts.append(out * draw.pick([1, 1, 2]))
         states = tuple(state for state in STATES if not draw.integer(0, 3))
-        return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts), states)
+        failures: frozenset[int] = frozenset()
+        if cache.reservation == "paged" and not draw.integer(0, 3):
+            failures = frozenset(draw.integer(1, 30) for _ in range(3))
+        return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts), states, failures)
 
     @property
     def requests(self) -> list[Request]:
@@ -169,15 +174,13 @@ class Scenario:
         """Live through it on a checked engine, to the end."""
         engine = TestedEngine(self.scheduler, self.cache, text=self.text, events=events)
         states = list(self.victims)
-        for requests, names in zip(self.adds, self.aborts):
-            for request in requests:
+        for step in range(len(self.adds) + LIFE_AFTER):
+            for request in self.adds[step] if step < len(self.adds) else ():
                 engine.add(request)
-            for name in names:
+            for name in self.aborts[step] if step < len(self.aborts) else ():
                 engine.abort(name)
             states = [state for state in states if not engine.abort_any(state)]
-            engine.step()
-        for _ in range(LIFE_AFTER):
-            states = [state for state in states if not engine.abort_any(state)]
+            engine.fail_next = step in self.failures
             engine.step()
         engine.run()
         return engine

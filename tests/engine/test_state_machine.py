@@ -54,6 +54,7 @@ EVENTS = [
     "overtaking by priority",
     "prefill and decode in one step",
     "tokens past the budget, alone",
+    "failed step",
     # aborts, in each state
     "abort waiting",
     "abort waiting after a preemption",
