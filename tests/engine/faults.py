@@ -290,7 +290,7 @@ FAULTS = [
         "        for group in touched:\n",
         "        for group in touched[:0]:\n",
         "A step that failed has done nothing, so it can be done again.",
-        ("I4",),
+        ("I4", "I7"),
     ),
     # ------------------------------------------------------------------ positions
     Fault(
