@@ -13,6 +13,7 @@ Nothing here imports torch: arrays that cross the executor's seam are typed ``An
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -205,8 +206,8 @@ class KVManager(Protocol):
     def can_append(self, group: SequenceGroup) -> bool:
         """Is there room for the next token of each live sequence?"""
 
-    def append(self, group: SequenceGroup) -> list[BlockPair]:
-        """Room for the token that each live sequence feeds in this step.
+    def append(self, groups: Iterable[SequenceGroup]) -> list[BlockPair]:
+        """Room for the token that each live sequence of the groups feeds in this step.
 
         Returns the copies that must be made before it is written (copy-on-write)."""
 

@@ -254,6 +254,11 @@ class LLM:
         Raises:
             RequestError: one of the requests cannot be served; none has been started.
         """
+        if self.engine.has_unfinished():
+            raise RequestError(
+                "requests that were queued with add() are still unfinished: step the engine "
+                "until they are done, or abort them, before generate()"
+            )
         batch = _as_batch(prompts)
         if params is None:
             params = SamplingParams()

@@ -19,6 +19,9 @@ from minipaged.attention import AttentionBatch
 #: Queries of a chunk that attend at a time: bounds the mask to this many rows.
 _QUERY_TILE = 256
 
+#: From this share of live places on, padding the decodes costs less than leaving it out.
+_NEARLY_FULL = 0.85
+
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store the key and value of each token at its slot.
@@ -89,7 +92,11 @@ class ReferenceAttention:
     def write(
         self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch
     ) -> None:
-        write_kv(k, v, k_cache, v_cache, batch.slot_mapping)
+        slots = batch.cache.get("reference.slots")
+        if slots is None:  # padding comes last: once a step it is cut off
+            slots = batch.slot_mapping[: int(batch.query_start[-1])]
+            batch.cache["reference.slots"] = slots
+        write_kv(k[: len(slots)], v[: len(slots)], k_cache, v_cache, slots)
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float
@@ -148,24 +155,28 @@ class _DecodeIndex:
     lengths, it has ``E = C * H`` entries, and attention touches nothing else: no slot past a
     context is ever read.
 
+    Where the contexts have nearly the same length ``L``, every row has ``L`` entries instead, so
+    that the values of the matrix are the padded scores: past a context an entry is the row's
+    first once more, and the mask takes it out.
+
     Attributes:
         slots: ``[C]``: the slots of all contexts.
         scores: CSR ``[S * H, rows of the pool]``: its values are overwritten by each layer.
         row_start: ``[S * H]``: where the entries of a row begin.
-        pad: ``[S * H * L]``: the entry at each place of the padded scores ``[S, H, L]``. Past a
-            context it is the row's first: finite if the row is.
         mask: ``[S, 1, L]``: 0 within a context, -inf past it.
-        unpad: ``[E]``: the place of each entry in the padded scores.
-        padded: ``[S, H, L]`` scratch.
+        padded: ``[S, H, L]`` scratch, for the padded scores.
+        pad: ``[S * H * L]``: the entry at each place of the padded scores. Past a context it is
+            the row's first: finite if the row is. None where the rows have ``L`` entries.
+        unpad: ``[E]``: the place of each entry in the padded scores; None likewise.
     """
 
     slots: Tensor
     scores: Tensor
     row_start: Tensor
-    pad: Tensor
     mask: Tensor
-    unpad: Tensor
     padded: Tensor
+    pad: Tensor | None
+    unpad: Tensor | None
 
     @staticmethod
     def build(
@@ -188,26 +199,34 @@ class _DecodeIndex:
         tokens = slots if pool_slots is not None else starts[:, None] + positions
 
         shape = (decodes, num_heads, longest)
-        unpad = inside[:, None].expand(shape).flatten().nonzero().squeeze(1)
+        places = (positions * inside)[:, None].expand(shape)  # past a context: the row's first
         columns = tokens[:, None] * num_kv_heads + (heads * num_kv_heads // num_heads)[:, None]
-        row_start = starts[:, None] * num_heads + heads * lengths[:, None]  # [S, H]
+        pad = unpad = None
+        if len(live_slots) >= _NEARLY_FULL * inside.numel():
+            columns = columns.gather(2, places).flatten()
+            row_start = torch.arange(0, len(columns), longest, device=device)
+        else:
+            unpad = inside[:, None].expand(shape).flatten().nonzero().squeeze(1)
+            columns = columns.flatten().index_select(0, unpad)
+            row_start = (starts[:, None] * num_heads + heads * lengths[:, None]).flatten()
+            pad = (row_start.view(decodes, num_heads, 1) + places).flatten()
         with warnings.catch_warnings():  # "Sparse CSR tensor support is in beta state"
             warnings.simplefilter("ignore", UserWarning)
             scores = torch.sparse_csr_tensor(
-                torch.cat([row_start.flatten(), lengths.sum(0, keepdim=True) * num_heads]),
-                columns.flatten().index_select(0, unpad),
-                torch.zeros(len(unpad), device=device),
+                torch.cat([row_start, row_start.new_tensor([len(columns)])]),
+                columns,
+                torch.zeros(len(columns), device=device),
                 size=(decodes * num_heads, (pool_slots or len(live_slots)) * num_kv_heads),
                 check_invariants=False,
             )
         return _DecodeIndex(
             slots=live_slots,
             scores=scores,
-            row_start=row_start.flatten(),
-            pad=(row_start[:, :, None] + positions * inside[:, None]).flatten(),
+            row_start=row_start,
             mask=torch.where(inside, 0.0, -torch.inf)[:, None],
-            unpad=unpad,
             padded=torch.empty(shape, device=device),
+            pad=pad,
+            unpad=unpad,
         )
 
 
@@ -239,13 +258,20 @@ def _decode(
         out=index.scores,
     )
     # The softmax needs rows of one length: [S, H, L], and back to the entries of the matrix.
-    torch.index_select(index.scores.values(), 0, index.pad, out=index.padded.view(-1))
-    weights = index.padded.add_(index.mask).softmax(-1)
+    scores = index.scores.values()
+    if index.pad is not None:
+        torch.index_select(scores, 0, index.pad, out=index.padded.view(-1))
+        weights = index.padded.add_(index.mask).softmax(-1).view(-1)
+    else:
+        torch.add(scores.view(index.padded.shape), index.mask, out=index.padded)
+        weights = index.padded.softmax(-1).view(-1)
+    if index.unpad is not None:
+        weights = weights.index_select(0, index.unpad)
     out = F.embedding_bag(
         index.scores.col_indices(),
         rows(v_cache),
         index.row_start,
         mode="sum",
-        per_sample_weights=weights.view(-1).index_select(0, index.unpad),
+        per_sample_weights=weights,
     )
     return out.view_as(q).to(q.dtype)

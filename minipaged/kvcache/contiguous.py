@@ -3,6 +3,7 @@ three Orca baselines (sections 3.1 and 6.1), behind the same contract as the pag
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
@@ -171,17 +172,18 @@ class ContiguousKVManager:
             for seq in group.seqs.values()
         )
 
-    def append(self, group: SequenceGroup) -> list[BlockPair]:
+    def append(self, groups: Iterable[SequenceGroup]) -> list[BlockPair]:
         """Nothing to do: the room is reserved.
 
         Raises:
             OutOfBlocks: a sequence has outgrown its region.
         """
-        if not self.can_append(group):
-            raise OutOfBlocks(
-                f"a sequence of request {group.request_id!r} has outgrown the "
-                f"{self.requested_tokens(group)} tokens that were reserved for it"
-            )
+        for group in groups:
+            if not self.can_append(group):
+                raise OutOfBlocks(
+                    f"a sequence of request {group.request_id!r} has outgrown the "
+                    f"{self.requested_tokens(group)} tokens that were reserved for it"
+                )
         return []
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -8,6 +8,7 @@ nothing: who is admitted, preempted or resumed is the scheduler's business.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -124,15 +125,16 @@ class PagedKVManager:
             return True
         return self.parts.blocks_for_next_token(self._tables(group)) <= self.gpu.num_free
 
-    def append(self, group: SequenceGroup) -> list[BlockPair]:
+    def append(self, groups: Iterable[SequenceGroup]) -> list[BlockPair]:
         copies = []
         tables, make_writable = self.tables, self._make_writable
-        for seq_id in group.seqs:
-            table = tables[seq_id]
-            pair = make_writable(table)
-            if pair is not None:
-                copies.append(pair)
-            table.append(1)
+        for group in groups:
+            for seq_id in group.seqs:
+                table = tables[seq_id]
+                pair = make_writable(table)
+                if pair is not None:
+                    copies.append(pair)
+                table.append(1)
         return copies
 
     def fork(self, parent: Sequence, child: Sequence) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from minipaged.errors import ModelError
 
-_PREPACK_ROWS = 32
-"""The batch size that oneDNN is told to lay out weights for; other sizes gain as much."""
+_PREPACK_ROWS = 256
+"""The batch size that oneDNN is told to lay out weights for; other sizes gain as much or more."""
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
@@ -133,7 +133,12 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[T, width]`` -> ``[T, width]``; the mean square is float32 whatever the type: in
         float16 the square of 256 is past the range."""
-        return F.rms_norm(x, self.shape, self.weight, self.eps)
+        if x.dtype != torch.float32:
+            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        # On a CPU rms_norm is six operations; these are fewer and smaller.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [T, 1]
+        inverse = norm.square_().div_(self.shape[0]).add_(self.eps).rsqrt_()  # [T, 1]
+        return (x * inverse).mul_(self.weight)
 
 
 class RotaryEmbedding(nn.Module):

@@ -118,28 +118,37 @@ class Scheduler:
 
     def _run(self, plan: StepPlan) -> None:
         """Phase 1: slots for the groups that run."""
-        pending = self.running
-        kept: list[SequenceGroup] = []
-        prefilling: list[SequenceGroup] = []
-        # A sequence takes one block at most, so this much is enough for all of them.
-        plenty = self.kv.preemptible and self.kv.num_free_gpu_blocks >= self.config.max_num_seqs
+        if self.kv.preemptible and self.kv.num_free_gpu_blocks >= self.config.max_num_seqs:
+            # A sequence takes one block at most, so there is room for all of them.
+            decoding = [group for group in self.running if not group.prefilling]
+            plan.copies += self.kv.append(decoding)
+        else:
+            decoding = self._run_in_turn(plan)
+        self._decode(decoding, plan)
+        # Chunks get what the decodes leave of the budget.
+        for group in self.running:
+            if group.prefilling:
+                self._prefill(group, plan)
+
+    def _run_in_turn(self, plan: StepPlan) -> list[SequenceGroup]:
+        """Slots for one group after the other, while there is memory.
+
+        Returns:
+            The groups that got them. Preempted and ended ones have left :attr:`running`.
+        """
+        pending, kept, decoding = self.running, [], []
         position = 0
         while position < len(pending):  # its end moves when a group is preempted
             group = pending[position]
             position += 1
             if group.prefilling:
-                prefilling.append(group)
                 kept.append(group)
-            elif plenty or self._make_room(group, pending, position, plan, alone=not kept):
-                copies = self.kv.append(group)
-                if copies:
-                    plan.copies += copies
-                self._decode(group, plan)
+            elif self._make_room(group, pending, position, plan, alone=not kept):
+                plan.copies += self.kv.append([group])
                 kept.append(group)
+                decoding.append(group)
         self.running = kept
-        # Chunks get what the decodes leave of the budget.
-        for group in prefilling:
-            self._prefill(group, plan)
+        return decoding
 
     def _make_room(
         self,
@@ -191,8 +200,8 @@ class Scheduler:
             if self.preemption.resume(group, plan, headroom):
                 self.swapped.pop(0)
                 self._enqueue(self.running, group)
-                plan.copies += self.kv.append(group)
-                self._decode(group, plan)
+                plan.copies += self.kv.append([group])
+                self._decode([group], plan)
             elif batch.empty:
                 # The whole pool is free and still too small.
                 self._give_up(group)
@@ -253,13 +262,14 @@ class Scheduler:
         places = sum(group.places(self.config.count_max_seqs) for group in self.running)
         return Batch(plan.num_tokens, places)
 
-    def _decode(self, group: SequenceGroup, plan: StepPlan) -> None:
-        """Every live sequence feeds its last token, and is sampled."""
-        self.sampled.append(group)
+    def _decode(self, groups: list[SequenceGroup], plan: StepPlan) -> None:
+        """Every live sequence of the groups feeds its last token, and is sampled."""
+        self.sampled += groups
         block_table, spans = self.kv.block_table, plan.spans
-        for seq_id, seq in group.seqs.items():
-            tokens = seq.token_ids
-            spans.append(Span(seq_id, len(tokens) - 1, [tokens[-1]], block_table(seq_id)))
+        for group in groups:
+            for seq_id, seq in group.seqs.items():
+                tokens = seq.token_ids
+                spans.append(Span(seq_id, len(tokens) - 1, [tokens[-1]], block_table(seq_id)))
 
     def _prefill(self, group: SequenceGroup, plan: StepPlan) -> None:
         """The next chunk of a group whose tokens are not all in the cache; all that is left

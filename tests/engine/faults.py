@@ -115,8 +115,8 @@ FAULTS = [
     Fault(
         "one_copy_of_a_step_is_lost",
         SCHEDULER,
-        "                plan.copies += self.kv.append(group)\n                self._decode",
-        "                self.kv.append(group)\n                self._decode",
+        "                plan.copies += self.kv.append([group])\n                self._decode",
+        "                self.kv.append([group])\n                self._decode",
         "A group that comes back from the host has just been copied.",
         ("I7",),
     ),

@@ -138,7 +138,7 @@ def test_nothing_grows_until_the_region_is_full():
         compute(grp)
         grp.live[0].token_ids.append(1)
         assert kv.can_append(grp)
-        assert kv.append(grp) == []
+        assert kv.append([grp]) == []
         assert kv.block_table(0) is table
     assert len(table) * 4 >= grp.live[0].num_tokens == 16
 
@@ -152,7 +152,7 @@ def test_a_sequence_that_was_told_too_short_a_length_cannot_go_on():
     grp.live[0].token_ids.append(1)
     assert not kv.can_append(grp)
     with pytest.raises(OutOfBlocks, match=r"'r0' has outgrown the 16 tokens"):
-        kv.append(grp)
+        kv.append([grp])
     assert not kv.preemptible
 
 
@@ -350,7 +350,7 @@ def test_a_random_run_keeps_the_invariants_and_the_contents(reservation, seed):
                 pool[target, i] = pool.get((source, i))
         for grp in groups:
             assert kv.can_append(grp)
-            assert kv.append(grp) == []
+            assert kv.append([grp]) == []
             for seq in grp.live:
                 table = kv.block_table(seq.seq_id)
                 for t in range(seq.num_computed, seq.num_tokens):

@@ -97,5 +97,5 @@ def test_b02_swap_in_counts_the_next_token_of_every_sequence(tail):
     assert kv.can_swap_in(group)
     assert not kv.can_swap_in(group, headroom=1)
     kv.swap_in(group)
-    assert len(kv.append(group)) == (2 if tail else 0)
+    assert len(kv.append([group])) == (2 if tail else 0)
     assert kv.num_free_gpu_blocks == 0

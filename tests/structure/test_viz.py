@@ -153,7 +153,7 @@ def test_the_state_of_a_manager():
         seq.token_ids.append(9)
     # The new tokens have no slot yet.
     assert PoolState.of(kv, [group]).gpu.num_tokens == {"seq0": 6, "seq1": 6}
-    kv.append(group)
+    kv.append([group])
     state = PoolState.of(kv, [group])
     assert str(state) == "seq0:[0 2*] seq1:[0 1*] free:{3 4 5 6 7} refs{0:2}"
     assert state.gpu.num_tokens == {"seq0": 7, "seq1": 7}
@@ -176,7 +176,7 @@ def test_a_state_is_a_copy():
     kv, group = paged_groups()
     state = PoolState.of(kv, [group])
     before = str(state)
-    kv.append(group)
+    kv.append([group])
     assert str(state) == before
 
 
