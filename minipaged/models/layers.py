@@ -136,7 +136,7 @@ class RMSNorm(nn.Module):
         if x.dtype != torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         # On a CPU rms_norm is six operations; these are fewer and smaller.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [T, 1]
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [T, 1]
         inverse = norm.square_().div_(self.shape[0]).add_(self.eps).rsqrt_()  # [T, 1]
         return (x * inverse).mul_(self.weight)
 
