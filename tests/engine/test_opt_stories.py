@@ -20,7 +20,8 @@ from minipaged.models.loader import load_model
 FOLDER = Path(minipaged.__file__).parent / "models" / "opt_stories"
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_opt_stories.py"
 END = 2  # </s>
-HELD_OUT_BOUND = 3.6  # nats a token; a uniform guess over the vocabulary is 6.93
+FOREIGN_BOUND = 3.8  # the same, for a story by another author
+HELD_OUT_BOUND = 3.3  # nats a token; a uniform guess over the vocabulary is 6.93
 PROMPT = "Once upon a time"
 
 # Not in the corpus, but of its kind.
@@ -173,7 +174,7 @@ def test_a_story_that_it_never_saw_is_likely_and_its_scrambled_words_are_not(ref
     scrambled, scrambled_count = story_loss(
         reference, tokenizer, " ".join(words[i * 29 % len(words)] for i in range(len(words))), True
     )
-    assert loss / count < HELD_OUT_BOUND
+    assert loss / count < FOREIGN_BOUND
     assert scrambled / scrambled_count > loss / count + 1
 
 
