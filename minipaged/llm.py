@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +98,8 @@ class LLM:
             self.cache_config, scheduler or SchedulerConfig(), check=check, trace=trace
         )
         self._ids = itertools.count()
+        #: last outputs that nobody has taken yet
+        self._ended: list[RequestOutput] = []
 
     def make_engine(
         self,
@@ -254,11 +256,6 @@ class LLM:
         Raises:
             RequestError: one of the requests cannot be served; none has been started.
         """
-        if self.engine.has_unfinished():
-            raise RequestError(
-                "requests that were queued with add() are still unfinished: step the engine "
-                "until they are done, or abort them, before generate()"
-            )
         batch = _as_batch(prompts)
         if params is None:
             params = SamplingParams()
@@ -271,13 +268,27 @@ class LLM:
             for prompt, wish in zip(batch, each):
                 ids.append(self.add(prompt, wish))
             with tqdm(total=len(ids), unit="req", disable=not progress) as bar:
-                for output in self.run(on_step):
-                    done[output.request_id] = output
-                    bar.update()
+                while len(done) < len(ids):
+                    self._step(on_step)
+                    done |= self._take(ids)
+                    bar.update(len(done) - bar.n)
         finally:
             # An interrupt, or an error in one prompt, leaves no request behind.
-            self.abort(request_id for request_id in ids if request_id not in done)
+            self._ended += self.abort(ids)
+            self._take(ids)
         return [done[request_id] for request_id in ids]
+
+    def _step(self, on_step: Callable[[Engine], object] | None) -> None:
+        self._ended += [output for output in self.engine.step() if output.finished]
+        if on_step is not None:
+            on_step(self.engine)
+
+    def _take(self, request_ids: Iterable[str]) -> dict[str, RequestOutput]:
+        """The last outputs of these requests, as far as they have come; those of others wait."""
+        wanted = set(request_ids)
+        taken = {o.request_id: o for o in self._ended if o.request_id in wanted}
+        self._ended = [output for output in self._ended if output.request_id not in wanted]
+        return taken
 
     def chat(
         self,
@@ -292,13 +303,13 @@ class LLM:
         prompts = [self.chat_tokens(conversation) for conversation in conversations]
         return self.generate(prompts, params, progress=progress)
 
-    def run(self, on_step: Callable[[Engine], object] | None = None) -> Iterable[RequestOutput]:
+    def run(self, on_step: Callable[[Engine], object] | None = None) -> Iterator[RequestOutput]:
         """Step the engine until it is idle; yields each request's last output as it ends."""
-        while self.engine.has_unfinished():
-            outputs = self.engine.step()
-            if on_step is not None:
-                on_step(self.engine)
-            yield from (output for output in outputs if output.finished)
+        while self._ended or self.engine.has_unfinished():
+            if not self._ended:
+                self._step(on_step)
+            while self._ended:
+                yield self._ended.pop(0)
 
     def abort(self, request_ids: str | Iterable[str]) -> list[RequestOutput]:
         """End one request or several at once; unknown ids are passed over.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -114,7 +115,7 @@ def test_ctrl_c_is_a_sentence_and_no_traceback():
 
 
 def test_a_closed_pipe_is_no_traceback():
-    command = f"{sys.executable} -m minipaged.cli plan | head -1"
+    command = f"{shlex.quote(sys.executable)} -m minipaged.cli plan | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert len(result.stdout.splitlines()) == 1
     assert "Traceback" not in result.stderr

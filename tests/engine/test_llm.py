@@ -158,3 +158,12 @@ def test_contiguous_baselines_give_the_same_tokens(llm, reservation):
     while engine.has_unfinished():
         got |= {o.request_id: o.outputs[0].token_ids for o in engine.step()}
     assert [got[str(i)] for i in range(3)] == [o.outputs[0].token_ids for o in expected]
+
+
+def test_requests_of_others_go_on_and_keep_their_outputs(llm):
+    llm.add(PROMPTS[1], SamplingParams(temperature=0, max_tokens=3), request_id="short")
+    llm.add(PROMPTS[1], SamplingParams(temperature=0, max_tokens=30), request_id="long")
+    (mine,) = llm.generate(PROMPTS[0], GREEDY, progress=False)
+    assert mine.prompt == PROMPTS[0]
+    assert llm.engine.has_unfinished(), "generate waits for its own requests only"
+    assert [output.request_id for output in llm.run()] == ["short", "long"]
