@@ -44,15 +44,17 @@ class AttentionBatch:
 
 
 class AttentionBackend(Protocol):
-    """Writes new keys and values into the paged cache, and attends through the block tables."""
+    """Writes new keys and values into the paged cache, and attends through the block tables.
+
+    A layer's ``k_cache`` and ``v_cache`` are ``[num_blocks, num_kv_heads, block_size, head_dim]``,
+    contiguous: what one head holds in one block is one piece of memory. Slot ``s`` of head ``h``
+    is ``cache[s // block_size, h, s % block_size]``.
+    """
 
     def write(
         self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch
     ) -> None:
-        """Store ``k, v: [T, num_kv_heads, head_dim]`` at ``batch.slot_mapping``.
-
-        ``k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim]``.
-        """
+        """Store ``k, v: [T, num_kv_heads, head_dim]`` at ``batch.slot_mapping``."""
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float

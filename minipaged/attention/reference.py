@@ -28,31 +28,34 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
 
     Args:
         k, v: ``[T, num_kv_heads, head_dim]``.
-        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, written in place.
-            Slot ``s`` is row ``s % block_size`` of block ``s // block_size``.
+        k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``, written in place.
+            Slot ``s`` of head ``h`` is ``cache[s // block_size, h, s % block_size]``.
         slot_mapping: ``[T]``. A token with slot -1 is padding: nothing is written for it. The
             other slots are distinct.
     """
     live = slot_mapping >= 0
     if not live.all():
         k, v, slot_mapping = k[live], v[live], slot_mapping[live]
-    k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
-    v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v.to(v_cache.dtype))
+    block_size = k_cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
 
 
 def gather_kv(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
     """What one sequence holds in a cache, in the order of its positions.
 
     Args:
-        cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``.
         block_table: ``[>= ceil(length / block_size)]``; further entries do not matter.
         length: tokens wanted, from position 0.
 
     Returns:
         ``[length, num_kv_heads, head_dim]``: a copy.
     """
-    num_blocks = -(-length // cache.shape[1])
-    return cache.index_select(0, block_table[:num_blocks]).flatten(0, 1)[:length]
+    num_blocks = -(-length // cache.shape[2])
+    blocks = cache.index_select(0, block_table[:num_blocks])
+    return blocks.transpose(1, 2).flatten(0, 1)[:length]
 
 
 def paged_attention(
@@ -67,7 +70,7 @@ def paged_attention(
 
     Args:
         q: ``[T, num_heads, head_dim]``.
-        k_cache, v_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``.
+        k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``.
         batch: which tokens belong to which sequence, and where its blocks are.
         scale: multiplies the scores.
 
@@ -151,16 +154,16 @@ class _DecodeIndex:
 
     A row is one query (head ``h`` of sequence ``s`` is row ``s * H + h``: heads that share keys
     follow each other, while these are in the processor's cache); a column is one row of the
-    pool seen as ``[num_slots * num_kv_heads, head_dim]``. With ``C``, the sum of the context
-    lengths, it has ``E = C * H`` entries, and attention touches nothing else: no slot past a
-    context is ever read.
+    pool seen as ``[num_blocks * num_kv_heads * block_size, head_dim]``. With ``C``, the sum of
+    the context lengths, it has ``E = C * H`` entries, and attention touches nothing else: no slot
+    past a context is ever read.
 
     Where the contexts have nearly the same length ``L``, every row has ``L`` entries instead, so
     that the values of the matrix are the padded scores: past a context an entry is the row's
     first once more, and the mask takes it out.
 
     Attributes:
-        slots: ``[C]``: the slots of all contexts.
+        blocks: the blocks of all contexts, one context after the other.
         scores: CSR ``[S * H, rows of the pool]``: its values are overwritten by each layer.
         row_start: ``[S * H]``: where the entries of a row begin.
         mask: ``[S, 1, L]``: 0 within a context, -inf past it.
@@ -170,7 +173,7 @@ class _DecodeIndex:
         unpad: ``[E]``: the place of each entry in the padded scores; None likewise.
     """
 
-    slots: Tensor
+    blocks: Tensor
     scores: Tensor
     row_start: Tensor
     mask: Tensor
@@ -180,10 +183,11 @@ class _DecodeIndex:
 
     @staticmethod
     def build(
-        batch: AttentionBatch, num_heads: int, num_kv_heads: int, pool_slots: int | None
+        batch: AttentionBatch, num_heads: int, num_kv_heads: int, num_blocks: int | None
     ) -> _DecodeIndex:
-        """``pool_slots``: None where the columns are not the rows of the pool, but those of a
-        table of the ``C`` live tokens."""
+        """``num_blocks``: of the pool; None where the columns are not the rows of the pool, but
+        those of a copy of ``blocks``."""
+        block_size = batch.block_size
         decodes, device = batch.num_decodes, batch.context_lens.device
         lengths = batch.context_lens[:decodes].long()
         longest = int(lengths.max())
@@ -191,18 +195,22 @@ class _DecodeIndex:
         heads = torch.arange(num_heads, device=device)
         inside = positions < lengths[:, None]  # [S, L]
 
-        blocks = batch.block_tables[:decodes].long()
-        slots = blocks.repeat_interleave(batch.block_size, dim=1)[:, :longest] * batch.block_size
-        slots += positions % batch.block_size  # [S, L]
-        live_slots = slots[inside]  # [C]
-        starts = lengths.cumsum(0) - lengths  # [S]
-        tokens = slots if pool_slots is not None else starts[:, None] + positions
+        held = inside[:, ::block_size]  # [S, blocks of the longest]
+        tables = batch.block_tables[:decodes, : held.shape[1]].long()
+        blocks = tables[held]
+        if num_blocks is None:
+            num_blocks = len(blocks)
+            tables = held.flatten().cumsum(0).view_as(held) - 1
+        rows = tables.repeat_interleave(block_size, dim=1)[:, :longest]
+        rows = rows * (num_kv_heads * block_size) + positions % block_size  # [S, L], of KV head 0
+        kv_heads = heads * num_kv_heads // num_heads
 
         shape = (decodes, num_heads, longest)
         places = (positions * inside)[:, None].expand(shape)  # past a context: the row's first
-        columns = tokens[:, None] * num_kv_heads + (heads * num_kv_heads // num_heads)[:, None]
+        columns = rows[:, None] + (kv_heads * block_size)[:, None]  # [S, H, L]
+        starts = lengths.cumsum(0) - lengths  # [S]
         pad = unpad = None
-        if len(live_slots) >= _NEARLY_FULL * inside.numel():
+        if int(lengths.sum()) >= _NEARLY_FULL * inside.numel():
             columns = columns.gather(2, places).flatten()
             row_start = torch.arange(0, len(columns), longest, device=device)
         else:
@@ -216,11 +224,11 @@ class _DecodeIndex:
                 torch.cat([row_start, row_start.new_tensor([len(columns)])]),
                 columns,
                 torch.zeros(len(columns), device=device),
-                size=(decodes * num_heads, (pool_slots or len(live_slots)) * num_kv_heads),
+                size=(decodes * num_heads, num_blocks * num_kv_heads * block_size),
                 check_invariants=False,
             )
         return _DecodeIndex(
-            slots=live_slots,
+            blocks=blocks,
             scores=scores,
             row_start=row_start,
             mask=torch.where(inside, 0.0, -torch.inf)[:, None],
@@ -235,18 +243,17 @@ def _decode(
 ) -> Tensor:
     """One query a sequence, all sequences at once. ``q: [S, H, d]`` -> ``[S, H, d]``."""
     _, num_heads, head_dim = q.shape
-    num_blocks, block_size, num_kv_heads, _ = k_cache.shape
-    # A half-precision pool is not read in place: the live part is copied to float32 first.
+    num_blocks, num_kv_heads, _, _ = k_cache.shape
+    # A half-precision pool is not read in place: the blocks are copied to float32 first.
     in_pool = k_cache.dtype == torch.float32
     index = batch.cache.get("reference.decode")
     if index is None:
-        pool_slots = num_blocks * block_size if in_pool else None
-        index = _DecodeIndex.build(batch, num_heads, num_kv_heads, pool_slots)
+        index = _DecodeIndex.build(batch, num_heads, num_kv_heads, num_blocks if in_pool else None)
         batch.cache["reference.decode"] = index
 
     def rows(cache: Tensor) -> Tensor:
         if not in_pool:
-            cache = cache.view(-1, num_kv_heads, head_dim).index_select(0, index.slots).float()
+            cache = cache.index_select(0, index.blocks).float()
         return cache.view(-1, head_dim)
 
     torch.sparse.sampled_addmm(

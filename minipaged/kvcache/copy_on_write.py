@@ -78,7 +78,7 @@ def copy_blocks(cache: Any, pairs: list[tuple[int, int]]) -> None:
     """Copy whole blocks within one cache: the byte copy that remapping alone is not.
 
     Args:
-        cache: ``[num_blocks, block_size, …]``, a NumPy array or a tensor; changed in place.
+        cache: ``[num_blocks, …]``, a NumPy array or a tensor; changed in place.
         pairs: ``(source, target)``. Targets are distinct, and none of them is a source (I15).
     """
     if pairs:

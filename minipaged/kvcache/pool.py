@@ -41,8 +41,9 @@ class KVPool:
     A block number means the same block in every layer.
 
     Attributes:
-        k_cache, v_cache: for each layer ``[num_gpu_blocks, block_size, num_kv_heads, head_dim]``,
-            contiguous. What a slot holds before it is written is not defined.
+        k_cache, v_cache: for each layer ``[num_gpu_blocks, num_kv_heads, block_size, head_dim]``,
+            contiguous. Slot ``s`` of head ``h`` is ``cache[s // block_size, h, s % block_size]``;
+            what it holds before it is written is not defined.
         device: where ``k_cache`` and ``v_cache`` are.
         num_gpu_blocks, num_cpu_blocks, block_size: of the pool.
         gpu_bytes, cpu_bytes: size of the two sides, all layers together. On a CPU the operating
@@ -62,7 +63,7 @@ class KVPool:
     ) -> None:
         """
         Args:
-            copy: copies blocks within one cache ``[num_blocks, block_size, …]``.
+            copy: copies blocks within one cache ``[num_blocks, …]``.
 
         Raises:
             PoolMemoryError: one of the sides does not fit into memory.
@@ -77,10 +78,10 @@ class KVPool:
         self.cpu_bytes = num_cpu_blocks * block_bytes
         _demand_memory(self.gpu_bytes, device, f"{num_gpu_blocks} blocks of KV cache")
 
-        # [layers, K or V, blocks, block_size, heads, d]: contiguous caches, and yet one tensor,
+        # [layers, K or V, blocks, heads, block_size, d]: contiguous caches, and yet one tensor,
         # so that a block is moved in all layers by one operation.
-        slot = (block_size, config.num_kv_heads, config.head_dim)
-        self._device = _allocate((config.num_layers, 2, num_gpu_blocks, *slot), dtype, device)
+        block = (config.num_kv_heads, block_size, config.head_dim)
+        self._device = _allocate((config.num_layers, 2, num_gpu_blocks, *block), dtype, device)
         self.k_cache: list[Tensor] = [layer[0] for layer in self._device]
         self.v_cache: list[Tensor] = [layer[1] for layer in self._device]
 
@@ -90,7 +91,7 @@ class KVPool:
             f"swap space of {num_cpu_blocks} blocks",
         )
         self._host = _allocate(
-            (config.num_layers, 2, num_cpu_blocks, *slot),
+            (config.num_layers, 2, num_cpu_blocks, *block),
             dtype,
             torch.device("cpu"),
             pin_memory=device.type == "cuda",
@@ -108,7 +109,7 @@ class KVPool:
         """Copy (source, target) pairs on the device, in all layers. All are read before any is
         written; targets are distinct (I15)."""
         if pairs:
-            self._copy(self._device.permute(2, 3, 0, 1, 4, 5), pairs)
+            self._copy(self._device.movedim(2, 0), pairs)
 
     def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """Fill blocks that no one holds with NaN, so that whoever still reads them shows it."""

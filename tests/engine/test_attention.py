@@ -41,7 +41,7 @@ def make_case(
     needed = [-(-length // block_size) for length in lengths]
     num_blocks = sum(needed) + 3
     order = torch.randperm(num_blocks, generator=generator).tolist()
-    k_cache = torch.full((num_blocks, block_size, kv_heads, d), stale, dtype=dtype)
+    k_cache = torch.full((num_blocks, kv_heads, block_size, d), stale, dtype=dtype)
     v_cache = k_cache.clone()
     tables = torch.zeros(len(spans), max(needed), dtype=torch.int32)
     keys, values, slots = [], [], []
@@ -54,8 +54,8 @@ def make_case(
         keys.append(random(length, kv_heads, d))
         values.append(random(length, kv_heads, d))
         slots.append(slot)
-        k_cache.view(-1, kv_heads, d)[slot] = keys[-1]
-        v_cache.view(-1, kv_heads, d)[slot] = values[-1]
+        k_cache[slot // block_size, :, slot % block_size] = keys[-1]
+        v_cache[slot // block_size, :, slot % block_size] = values[-1]
     query_lens = [query for _, query in spans]
     start = torch.tensor([0, *query_lens]).cumsum(0).int()
     new = torch.cat([slot[history:] for slot, (history, _) in zip(slots, spans)])
@@ -213,8 +213,8 @@ def test_the_backend_writes_before_it_attends():
     backend = ReferenceAttention()
     new = batch.slot_mapping[:5]
     k, v = (torch.cat([x[-n:] for x, n in zip(kv, (1, 1, 3))]) for kv in (keys, values))
-    k_cache.view(-1, 2, 16)[new] = math.nan
-    v_cache.view(-1, 2, 16)[new] = math.nan
+    k_cache[new // B, :, new % B] = math.nan
+    v_cache[new // B, :, new % B] = math.nan
     pad = torch.full((3, 2, 16), math.nan)
     backend.write(torch.cat([k, pad]), torch.cat([v, pad]), k_cache, v_cache, batch)
     out = backend.attend(q, k_cache, v_cache, batch, 0.25)
@@ -224,13 +224,13 @@ def test_the_backend_writes_before_it_attends():
 # --------------------------------------------------------------------------- write and gather
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_write_puts_each_token_at_its_slot_and_nothing_elsewhere(dtype):
-    k_cache, v_cache = (torch.full((5, 4, 2, 8), 7.0, dtype=dtype) for _ in range(2))
+    k_cache, v_cache = (torch.full((5, 2, 4, 8), 7.0, dtype=dtype) for _ in range(2))
     k, v = torch.randn(3, 2, 8).to(dtype), torch.randn(3, 2, 8).to(dtype)
     write_kv(k, v, k_cache, v_cache, torch.tensor([18, 0, 7]))
     for token, (block, offset) in enumerate([(4, 2), (0, 0), (1, 3)]):
-        assert torch.equal(k_cache[block, offset], k[token])
-        assert torch.equal(v_cache[block, offset], v[token])
-        k_cache[block, offset] = v_cache[block, offset] = 7.0
+        assert torch.equal(k_cache[block, :, offset], k[token])
+        assert torch.equal(v_cache[block, :, offset], v[token])
+        k_cache[block, :, offset] = v_cache[block, :, offset] = 7.0
     assert (k_cache == 7).all()
     assert (v_cache == 7).all()
 
@@ -238,7 +238,7 @@ def test_write_puts_each_token_at_its_slot_and_nothing_elsewhere(dtype):
 @pytest.mark.parametrize("slots", [[-1, -1], [-1, 5], [5, -1]])
 def test_padding_is_written_nowhere(slots):
     """B34: neither to block 0 nor, as -1 is to Python, to the last slot."""
-    k_cache, v_cache = (torch.zeros(4, 4, 1, 8) for _ in range(2))
+    k_cache, v_cache = (torch.zeros(4, 1, 4, 8) for _ in range(2))
     ones = torch.ones(2, 1, 8)
     write_kv(ones, ones, k_cache, v_cache, torch.tensor(slots))
     written = [slot for slot in slots if slot >= 0]
@@ -248,10 +248,12 @@ def test_padding_is_written_nowhere(slots):
 
 
 def test_gather_follows_the_table():
-    cache = torch.arange(6 * 4.0).view(6, 4, 1, 1).expand(6, 4, 2, 3).contiguous()
+    heads = torch.tensor([0.0, 100.0]).view(2, 1, 1)
+    cache = (torch.arange(6 * 4.0).view(6, 1, 4, 1) + heads).expand(6, 2, 4, 3).contiguous()
     table = torch.tensor([5, 0, 3, 1], dtype=torch.int32)
     got = gather_kv(cache, table, 6)
     assert got.shape == (6, 2, 3)
     assert got[:, 0, 0].tolist() == [20, 21, 22, 23, 0, 1]
+    assert got[:, 1, 2].tolist() == [120, 121, 122, 123, 100, 101]
     assert gather_kv(cache, table, 4)[:, 0, 0].tolist() == [20, 21, 22, 23]
     assert gather_kv(cache, table, 13)[-1, 0, 0] == 4

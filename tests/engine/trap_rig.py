@@ -236,8 +236,9 @@ class Rig:
         found = []
         for seq in self.groups[name].live:
             side = self.pool._host if seq.status is Status.SWAPPED else self.pool._device
-            blocks = side[:, :, self.kv.block_table(seq.seq_id)]  # [L, 2, n, B, H, d]
-            found.append(blocks.flatten(2, 3)[:, :, : seq.num_computed].clone())
+            blocks = side[:, :, self.kv.block_table(seq.seq_id)]  # [L, 2, n, H, B, d]
+            tokens = blocks.transpose(3, 4).flatten(2, 3)
+            found.append(tokens[:, :, : seq.num_computed].clone())
         return found
 
     def assert_idle(self) -> None:
