@@ -221,15 +221,16 @@ def _show(llm: LLM, view: PoolView, events: Events, start: float) -> None:
 
 def _notes(plan: StepPlan) -> Iterator[str]:
     """What is worth a line that stays."""
-    for victim in plan.preempted:
-        how = (
-            f"its {len(plan.swap_out)} blocks go to host memory"
-            if victim.mode == "swap"
-            else "its blocks are freed, its tokens will be computed again"
-        )
-        yield f"step {plan.step}: the pool is full; request {victim.request_id} is preempted: {how}"
-    for name in plan.resumed:
-        yield f"step {plan.step}: request {name} comes back: {len(plan.swap_in)} blocks swapped in"
+    recomputed = [victim.request_id for victim in plan.preempted if victim.mode == "recompute"]
+    swapped = [victim.request_id for victim in plan.preempted if victim.mode == "swap"]
+    full = f"step {plan.step}: the pool is full, preempted"
+    if recomputed:
+        yield f"{full}: {', '.join(recomputed)} (blocks freed, tokens to be computed again)"
+    if swapped:
+        yield f"{full}: {', '.join(swapped)} ({len(plan.swap_out)} blocks to host memory)"
+    if plan.resumed:
+        names = ", ".join(plan.resumed)
+        yield f"step {plan.step}: back: {names} ({len(plan.swap_in)} blocks from host memory)"
 
 
 def _print_answers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import platform
 import sys
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from minipaged.llm import LLM
 
 PARTS = ("throughput", "decode", "scheduler", "memory")
-WASTE_BLOCKS = 256
+WASTE_BLOCKS = 128
+MAX_MODEL_LEN = 512  # what the reservation "max" holds for each request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
             raise RequestError(f"--{name} must be at least 1, not {getattr(args, name)}")
     import torch
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # parts take minutes: show each when it is done
     torch.set_num_threads(args.threads)
     report: dict[str, Any] = {
         "model": args.model,
@@ -77,6 +81,7 @@ def _load(args: argparse.Namespace) -> LLM:
         dtype="float32",
         device="cpu",
         cache=CacheConfig(num_gpu_blocks=1024, num_cpu_blocks=0),
+        max_model_len=MAX_MODEL_LEN,
     )
 
 
@@ -93,7 +98,9 @@ def _throughput(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
         for size in (8, 16, 32):
             engines[f"transformers_static_{size}"] = peer.static(size)
         engines["transformers_continuous"] = peer.continuous()
-    results = measure_throughput(engines, jobs, args.rounds)
+    results = measure_throughput(
+        engines, jobs, args.rounds, lambda line: print(line, file=sys.stderr, flush=True)
+    )
     _print_throughput(results)
     return {
         name: {
@@ -163,8 +170,8 @@ def _memory(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
     for waste in wastes:
         c = waste.classes
         print(
-            f"  {waste.system:10} {waste.mean_batch:7.2f}  {100 * c.token_states:7.1f}"
-            f"  {100 * c.reserved:8.1f}  {100 * c.internal:8.1f}  {100 * c.external:8.1f}"
+            f"  {waste.system:10} {waste.mean_batch:7.2f}  {c.token_states:7.1f}"
+            f"  {c.reserved:8.1f}  {c.internal:8.1f}  {c.external:8.1f}"
             f"   {waste.held_over_need:9.3f}  {waste.steps:6}"
         )
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -37,11 +37,17 @@ class Throughput:
 
 
 def measure_throughput(
-    engines: Mapping[str, Serve], jobs: list[Job], rounds: int = 3
+    engines: Mapping[str, Serve],
+    jobs: list[Job],
+    rounds: int = 3,
+    say: Callable[[str], object] = lambda line: None,
 ) -> dict[str, Throughput]:
     """Run every engine on the same jobs, one after the other, ``rounds`` times.
 
     A first, short round warms each of them up and is not counted.
+
+    Args:
+        say: is told about each run.
     """
     useful = sum(job.output_len for job in jobs)
     results = {name: Throughput(useful, len(jobs)) for name in engines}
@@ -57,9 +63,12 @@ def measure_throughput(
             except Exception as error:  # a peer that fails is a row of the table, not an end
                 result.error = f"{type(error).__name__}: {error}"
                 continue
+            seconds = time.perf_counter() - start
             if number < 0:
+                say(f"{name}: warmed up in {seconds:.1f} s")
                 continue
-            result.seconds.append(time.perf_counter() - start)
+            say(f"{name}: round {number + 1} of {rounds} in {seconds:.1f} s")
+            result.seconds.append(seconds)
             reference = reference or outputs
             result.same_outputs = sum(a == b for a, b in zip(outputs, reference))
     return results

@@ -23,8 +23,9 @@ class Waste:
     """One system under the workload.
 
     Attributes:
-        mean_batch: requests that ran, mean over the steps in which some request waited.
-        classes: shares of the pool's slots, mean over the same steps.
+        mean_batch: requests that ran, mean over the steps in which some request waited (all
+            steps, where none ever did).
+        classes: shares of the pool's slots, in percent, mean over the same steps.
         held_over_need: tokens in held blocks over held slots, divided by what whole blocks
             allow at best: ``sum(n) / sum(B * ceil(n / B))`` over the sequences. 1.0 means that
             no block is held beyond need.
@@ -44,27 +45,39 @@ def measure_waste(llm: LLM, jobs: list[Job], num_blocks: int) -> list[Waste]:
 
 
 class _Watch:
+    """Sees every step; ``pressed`` are those in which some request waited."""
+
     def __init__(self) -> None:
-        self.meter = MemoryMeter()
-        self.batches: list[int] = []
         self.held = self.need = 0
+        self._all = _Mean()
+        self._pressed = _Mean()
 
     def __call__(self, engine: Engine) -> None:
         scheduler, kv = engine.scheduler, engine.kv
+        running = scheduler.running
+        if not running:
+            return
         # After the commit the token sampled last has no slot yet: num_computed are held.
-        for group in scheduler.running:
-            for seq in group.live:
-                self.held += len(kv.block_table(seq.seq_id))
-                self.need += -(-seq.num_computed // kv.block_size)
-        if scheduler.waiting and scheduler.running:
-            self.batches.append(len(scheduler.running))
-            memory = sequence_memory(
-                kv,
-                scheduler.running,
-                scheduler.config.max_model_len,
-                getattr(kv, "reservation", None),
-            )
-            self.meter.add(memory_classes(memory, kv.num_gpu_blocks * kv.block_size).shares())
+        for seq in (seq for group in running for seq in group.live):
+            self.held += len(kv.block_table(seq.seq_id))
+            self.need += -(-seq.num_computed // kv.block_size)
+        memory = sequence_memory(
+            kv, running, scheduler.config.max_model_len, getattr(kv, "reservation", None)
+        )
+        shares = memory_classes(memory, kv.num_gpu_blocks * kv.block_size).shares()
+        for mean in [self._all, self._pressed] if scheduler.waiting else [self._all]:
+            mean.batches.append(len(running))
+            mean.meter.add(shares)
+
+    @property
+    def mean(self) -> _Mean:
+        return self._pressed if self._pressed.batches else self._all
+
+
+class _Mean:
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.meter = MemoryMeter()
 
 
 def _measure(llm: LLM, jobs: list[Job], num_blocks: int, system: Reservation) -> Waste:
@@ -79,11 +92,11 @@ def _measure(llm: LLM, jobs: list[Job], num_blocks: int, system: Reservation) ->
     while engine.has_unfinished():
         engine.step()
         watch(engine)
-    batches = watch.batches or [0]
+    batches = watch.mean.batches
     return Waste(
         system,
         sum(batches) / len(batches),
-        watch.meter.mean(),
-        watch.need / watch.held if watch.held else 1.0,
+        watch.mean.meter.mean(),
+        watch.need / watch.held,
         engine.num_steps,
     )

@@ -90,7 +90,7 @@ def test_the_demo_in_a_pipe_prints_plain_lines(capsys):
     assert re.search(r"step 0: \d+ running", out)
     assert len(re.findall(r"^[A-P] .*\(", out, re.M)) == 16
     assert re.search(r"16 requests, \d+ prompt and \d+ output tokens", out)
-    assert "is preempted" in out
+    assert "the pool is full, preempted: " in out
     assert re.search(r"(\d+) of \1 blocks are free again", out)
 
 
