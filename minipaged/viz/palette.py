@@ -27,5 +27,8 @@ def color_of(seq: str) -> str:
 
 
 def letter_of(seq: str) -> str:
-    """One letter: colors repeat sooner than letters do, and not everyone sees them."""
+    """One letter: colors repeat sooner than letters do, and not everyone sees them. A name such
+    as ``A`` or ``B2`` has its own."""
+    if re.fullmatch(r"[A-Za-z]\d*", seq):
+        return seq[0]
     return LETTERS[owner_number(seq) % len(LETTERS)]

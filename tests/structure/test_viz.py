@@ -333,3 +333,7 @@ def test_a_sequence_keeps_its_color_and_letter():
     assert palette.color_of("seq3") == palette.color_of("request-3")
     looks = {(palette.color_of(f"seq{i}"), palette.letter_of(f"seq{i}")) for i in range(100)}
     assert len(looks) == 100
+
+
+def test_a_name_that_is_a_letter_is_shown_by_it():
+    assert [palette.letter_of(name) for name in ("A", "B2", "p")] == ["A", "B", "p"]
