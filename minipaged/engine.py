@@ -197,7 +197,8 @@ class Engine:
         self.last_plan = plan = self.scheduler.schedule()
         if self._monitor is not None:
             self._monitor.planned(plan, self.scheduler.groups)
-        for group in self.scheduler.sampled:
+        for request_id in plan.admitted:
+            group = self._requests[request_id].group
             if group.first_scheduled_time is None:
                 group.first_scheduled_time = start
         decisions: list[GroupDecision] = []
@@ -206,7 +207,7 @@ class Engine:
                 logits = self.executor.execute(plan)
                 decisions = self.sampling.decide(plan, logits, self.scheduler.running)
             except BaseException:
-                self.scheduler.abandon()
+                self.scheduler.abandon(plan)
                 raise
             self._read(decisions)
         changed = self.scheduler.commit(decisions)

@@ -85,7 +85,6 @@ class BlockTable:
     def free(self) -> None:
         """Give up every block; the table is empty afterwards, and may be freed again."""
         # From the end, so that the first block of the sequence is the next one handed out.
-        for block in reversed(self.blocks):
-            self.allocator.free(block)
+        self.allocator.free_many(reversed(self.blocks))
         self.blocks = []
         self.num_tokens = 0

@@ -53,7 +53,6 @@ class Scheduler:
         self._refilling: list[tuple[SequenceGroup, list[Span]]] = []
         self._next_seq_id = 0
         self._some_ended = False
-        self._plan = StepPlan()
         self._dice = random.Random(config.forced_preemption_seed)
 
     # -- requests ----------------------------------------------------------------------------
@@ -100,7 +99,7 @@ class Scheduler:
         Groups that end here, because they can never run or the pool is too small for them even
         when empty, are in :attr:`ended`.
         """
-        self._plan = plan = StepPlan(step=self._step)
+        plan = StepPlan(step=self._step)
         self._step += 1
         self.sampled, self._refilling = [], []
         plan.copies += self.kv.take_copies()
@@ -387,10 +386,10 @@ class Scheduler:
         if decision.finish is not None:
             self._finish(group, seq, decision.finish, decision.stop_reason)
 
-    def abandon(self) -> None:
+    def abandon(self, plan: StepPlan) -> None:
         """Undo a step that was planned and failed before its commit: what its blocks hold is
         not known, on either side. The groups that it touched are computed again."""
-        left = {victim.request_id for victim in self._plan.preempted}
+        left = {victim.request_id for victim in plan.preempted}
         touched = self.running + [group for group in self.swapped if group.request_id in left]
         for group in touched:
             (self.running if group in self.running else self.swapped).remove(group)

@@ -167,3 +167,16 @@ def test_requests_of_others_go_on_and_keep_their_outputs(llm):
     assert mine.prompt == PROMPTS[0]
     assert llm.engine.has_unfinished(), "generate waits for its own requests only"
     assert [output.request_id for output in llm.run()] == ["short", "long"]
+
+
+def test_a_request_is_scheduled_with_its_first_chunk_not_with_its_first_token(llm):
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8, chunked_prefill=True)
+    cache = CacheConfig(block_size=4, num_gpu_blocks=32, num_cpu_blocks=0)
+    engine = llm.make_engine(cache, config, check=True)
+    engine.clock = lambda: float(engine.num_steps)
+    engine.add_request("a", [5] * 20, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+    metrics = outputs[-1].metrics
+    assert (metrics.first_scheduled_time, metrics.first_token_time) == (0.0, 3.0)
