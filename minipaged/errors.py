@@ -29,3 +29,7 @@ class ModelError(MinipagedError):
 
 class RequestError(MinipagedError, ValueError):
     """A request has a value that the engine refuses."""
+
+
+class CourseError(MinipagedError):
+    """The course cannot do what was asked: an unknown stage, a part that does not fit."""

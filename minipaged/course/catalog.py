@@ -1,0 +1,441 @@
+"""The course as data: what ``course.toml`` says, read and checked.
+
+``course.toml`` is the only list of stages, parts, tasks, checks, points and hints. Whatever
+shows them reads them from here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from minipaged.errors import CourseError
+
+FILE = "course.toml"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One graded test function: ``tests/<stage folder>/test_*.py::test_<name>``.
+
+    Attributes:
+        points: given only if all cases of the check pass.
+        parent: the task without which a check of robustness means nothing.
+    """
+
+    name: str
+    points: int
+    parent: str | None = None
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One module of the engine that students write.
+
+    Attributes:
+        name: of the exercise's file, and in ``--parts NAME=mine``.
+        module: the reference, as ``minipaged.kvcache.block_table``.
+        contract: raised by one when a signature or what it promises changes.
+        drop: private helpers of the answer that the skeleton does not have.
+        keep: imported names that the skeleton keeps though only the answer uses them.
+    """
+
+    name: str
+    module: str
+    contract: int
+    drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> Path:
+        """The reference's file, relative to the root."""
+        return Path(*self.module.split(".")).with_suffix(".py")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a student writes at one go.
+
+    Attributes:
+        id: ``"3.2"``.
+        symbols: functions and methods of the part, as ``BlockTable.append``.
+        question, pointer: the two tiers of ``minipaged hint``.
+    """
+
+    id: str
+    title: str
+    part: str
+    symbols: tuple[str, ...]
+    question: str
+    pointer: str
+    checks: tuple[Check, ...]
+
+    @property
+    def points(self) -> int:
+        return sum(check.points for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """A trace, found by the student, on which the reference and a named mutant differ.
+
+    Attributes:
+        mutant: of ``tests/mutants``.
+        claim: what the mutant believes, in a sentence for the student.
+        names: name -> how it is made, as ``{"pool": "BlockAllocator(4)"}``, in this order.
+        observe: expressions that are compared after every operation, as ``pool.num_free``.
+        max_operations: a longer trace is refused.
+    """
+
+    mutant: str
+    claim: str
+    points: int
+    names: Mapping[str, str]
+    observe: tuple[str, ...]
+    max_operations: int
+    question: str
+    pointer: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One chapter of the course.
+
+    Attributes:
+        number: two digits, as ``"03"``.
+        torch: do the graded tests need torch in the submission's process?
+        robustness: checks that count only where their parent task is whole.
+    """
+
+    number: str
+    name: str
+    title: str
+    hours: int
+    torch: bool
+    parts: tuple[Part, ...]
+    tasks: tuple[Task, ...]
+    robustness: tuple[Check, ...]
+    counterexample: Counterexample | None
+
+    @property
+    def folder(self) -> str:
+        """Of its exercises, solutions and tests."""
+        return f"stage{self.number}_{self.name}"
+
+    @property
+    def lesson(self) -> str:
+        return f"lessons/{self.number}-{self.name.replace('_', '-')}.md"
+
+    @property
+    def notebook(self) -> str:
+        return f"notebooks/{self.number}_{self.name}.ipynb"
+
+    @property
+    def key(self) -> str:
+        """As it is written in task ids and on the command line: ``"3"``."""
+        return str(int(self.number))
+
+    @property
+    def points(self) -> int:
+        return sum(check.points for check in self.checks())
+
+    def checks(self) -> Iterator[Check]:
+        """All checks, in the order of the score card."""
+        for task in self.tasks:
+            yield from task.checks
+        yield from self.robustness
+        if self.counterexample is not None:
+            yield self.counterexample_check
+
+    @property
+    def counterexample_check(self) -> Check:
+        if self.counterexample is None:
+            raise CourseError(f"stage {self.key} asks for no counterexample")
+        return Check("counterexample", self.counterexample.points)
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+    def tasks_of(self, part: Part) -> list[Task]:
+        return [task for task in self.tasks if task.part == part.name]
+
+
+@dataclass(frozen=True)
+class Course:
+    """All stages, in order.
+
+    Attributes:
+        root: the folder of ``course.toml``.
+    """
+
+    title: str
+    version: str
+    stages: tuple[Stage, ...]
+    root: Path
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[Stage, Part]]:
+        """Part name -> where it belongs."""
+        return {part.name: (stage, part) for stage in self.stages for part in stage.parts}
+
+    def stage(self, key: str) -> Stage:
+        """The stage that a user means by ``3``, ``03``, ``block_table`` or ``stage03_block_table``.
+
+        Raises:
+            CourseError: there is none; the message lists those that there are.
+        """
+        for stage in self.stages:
+            if key in (stage.key, stage.number, stage.name, stage.folder):
+                return stage
+        known = ", ".join(f"{stage.key} ({stage.name})" for stage in self.stages)
+        raise CourseError(f"there is no stage {key!r}: the stages are {known}")
+
+    def task(self, task_id: str) -> tuple[Stage, Task]:
+        """The task that a user means by ``3.2``.
+
+        Raises:
+            CourseError: there is none; the message lists those that there are.
+        """
+        for stage in self.stages:
+            for task in stage.tasks:
+                if task.id == task_id:
+                    return stage, task
+        known = ", ".join(task.id for stage in self.stages for task in stage.tasks)
+        raise CourseError(f"there is no task {task_id!r}: the tasks are {known}")
+
+
+def find_root(start: Path | None = None) -> Path:
+    """The checkout that the user is in, else the one that the package was installed from.
+
+    Raises:
+        CourseError: neither has a ``course.toml``.
+    """
+    here = (start or Path.cwd()).resolve()
+    installed = Path(__file__).resolve().parents[2]
+    for folder in (here, *here.parents, installed):
+        if (folder / FILE).is_file():
+            return folder
+    raise CourseError(
+        f"there is no {FILE} in {here} or above it: the course's commands are run in a checkout"
+    )
+
+
+def load_course(root: Path | None = None) -> Course:
+    """Read and check ``course.toml``.
+
+    Raises:
+        CourseError: it is not there, or says something that cannot be; the message says where.
+    """
+    root = find_root() if root is None else root
+    try:
+        data = tomllib.loads((root / FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CourseError(f"{root / FILE} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"{root / FILE}: {error}") from None
+    try:
+        course = _course(_Table(data, FILE), root)
+    except _Wrong as wrong:
+        raise CourseError(str(wrong)) from None
+    _check_names(course)
+    for stage in course.stages:
+        for part in stage.parts:
+            _check_symbols(course, stage, part)
+    return course
+
+
+# --------------------------------------------------------------------------- reading
+class _Wrong(Exception):
+    """A value that cannot be, with its place."""
+
+
+class _Table:
+    """A TOML table that is read key by key: a key of the wrong type or one that nobody asked
+    for is an error."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, dict):
+            raise _Wrong(f"{where} must be a table")
+        self.data, self.where = dict(data), where
+
+    def take(self, key: str, kind: type, default: Any = None) -> Any:
+        if key not in self.data:
+            if default is None:
+                raise _Wrong(f"{self.where}: {key} is missing")
+            return default
+        value = self.data.pop(key)
+        if type(value) is not kind:
+            raise _Wrong(f"{self.where}: {key} must be {kind.__name__}, not {value!r}")
+        return value
+
+    def names(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        values = self.take(key, list, None if default is None else list(default))
+        for value in values:
+            if not isinstance(value, str):
+                raise _Wrong(f"{self.where}: {key} must hold strings, not {value!r}")
+        return tuple(values)
+
+    def tables(self, key: str, what: str, default: list[Any] | None = None) -> list[_Table]:
+        rows = self.take(key, list, default)
+        return [_Table(row, f"{self.where}, {what} {i + 1}") for i, row in enumerate(rows)]
+
+    def done(self) -> None:
+        if self.data:
+            raise _Wrong(f"{self.where}: nobody knows the key {next(iter(self.data))!r}")
+
+
+def _course(table: _Table, root: Path) -> Course:
+    head = _Table(table.take("course", dict), f"{FILE}: [course]")
+    stages = tuple(_stage(row) for row in table.tables("stage", "stage"))
+    course = Course(head.take("title", str), head.take("version", str), stages, root)
+    head.done()
+    table.done()
+    return course
+
+
+def _stage(table: _Table) -> Stage:
+    number, name = table.take("number", str), table.take("name", str)
+    table.where = f"{FILE}: stage {number}"
+    if not re.fullmatch(r"\d\d", number):
+        raise _Wrong(f"{table.where}: number must have two digits")
+    robust = _Table(table.take("robustness", dict, {}), f"{table.where}, robustness")
+    counter = table.take("counterexample", dict, {})
+    stage = Stage(
+        number=number,
+        name=name,
+        title=table.take("title", str),
+        hours=table.take("hours", int),
+        torch=table.take("torch", bool, False),
+        parts=tuple(_part(row) for row in table.tables("part", "part")),
+        tasks=tuple(_task(row) for row in table.tables("task", "task")),
+        robustness=_checks(robust, parents=True) if robust.data else (),
+        counterexample=_counterexample(_Table(counter, f"{table.where}, counterexample"))
+        if counter
+        else None,
+    )
+    robust.done()
+    table.done()
+    return stage
+
+
+def _part(table: _Table) -> Part:
+    part = Part(
+        name=table.take("name", str),
+        module=table.take("module", str),
+        contract=table.take("contract", int),
+        drop=table.names("drop", ()),
+        keep=table.names("keep", ()),
+    )
+    table.done()
+    return part
+
+
+def _task(table: _Table) -> Task:
+    task = Task(
+        id=table.take("id", str),
+        title=table.take("title", str),
+        part=table.take("part", str),
+        symbols=table.names("symbols"),
+        question=table.take("question", str).strip(),
+        pointer=table.take("pointer", str).strip(),
+        checks=_checks(table, parents=False),
+    )
+    table.done()
+    return task
+
+
+def _checks(table: _Table, parents: bool) -> tuple[Check, ...]:
+    found = []
+    for row in table.tables("checks", "check"):
+        check = Check(
+            row.take("name", str),
+            row.take("points", int),
+            row.take("parent", str) if parents else None,
+        )
+        row.done()
+        if check.points < 1:
+            raise _Wrong(f"{row.where}: points must be at least 1, not {check.points}")
+        found.append(check)
+    return tuple(found)
+
+
+def _counterexample(table: _Table) -> Counterexample:
+    names = table.take("names", dict)
+    found = Counterexample(
+        mutant=table.take("mutant", str),
+        claim=table.take("claim", str).strip(),
+        points=table.take("points", int),
+        names=names,
+        observe=table.names("observe"),
+        max_operations=table.take("max_operations", int),
+        question=table.take("question", str).strip(),
+        pointer=table.take("pointer", str).strip(),
+    )
+    table.done()
+    return found
+
+
+# --------------------------------------------------------------------------- checking
+def _check_names(course: Course) -> None:
+    """Nothing is there twice, and what is referred to exists."""
+    parts = [part.name for stage in course.stages for part in stage.parts]
+    _no_twins(parts, "parts")
+    _no_twins([stage.number for stage in course.stages], "stages")
+    for stage in course.stages:
+        where = f"{FILE}: stage {stage.number}"
+        tasks = [task.id for task in stage.tasks]
+        _no_twins(tasks, f"tasks of stage {stage.number}")
+        _no_twins([check.name for check in stage.checks()], f"checks of stage {stage.number}")
+        for task in stage.tasks:
+            if not re.fullmatch(rf"{stage.key}\.\d+", task.id):
+                raise CourseError(f"{where}: {task.id} is no id of a task of this stage")
+            if task.part not in [part.name for part in stage.parts]:
+                raise CourseError(f"{where}, task {task.id}: there is no part {task.part!r}")
+        for check in stage.robustness:
+            if check.parent not in tasks:
+                raise CourseError(f"{where}: {check.name} has no such parent: {check.parent!r}")
+
+
+def _no_twins(names: list[str], what: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise CourseError(f"{FILE}: two {what} are called {name!r}")
+
+
+def _check_symbols(course: Course, stage: Stage, part: Part) -> None:
+    """Every symbol exists in the reference, and belongs to one task."""
+    file = course.root / part.source
+    where = f"{FILE}: stage {stage.number}, part {part.name}"
+    if not file.is_file():
+        raise CourseError(f"{where}: there is no module {part.module}")
+    known = defined_symbols(file.read_text(encoding="utf-8"))
+    symbols = [symbol for task in stage.tasks_of(part) for symbol in task.symbols]
+    for symbol in (*symbols, *part.drop):
+        if symbol not in known:
+            raise CourseError(f"{where}: {part.module} has no {symbol}")
+    _no_twins([*symbols, *part.drop], f"symbols of {part.name}")
+
+
+def defined_symbols(source: str) -> set[str]:
+    """Functions, classes, their methods and module-level names that a source defines."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
+        if isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found

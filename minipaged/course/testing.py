@@ -1,0 +1,71 @@
+"""What graded tests say when something is wrong: one sentence that names the situation, what
+was expected and what came instead.
+
+The sentence is what a student reads, and its first line is what tells one misconception from
+another: it must not depend on addresses, timings or the order of a set.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from minipaged.viz.state import Pool, PoolState, format_state
+
+
+def expect(got: Any, want: Any, why: str) -> None:
+    """Fail unless ``got`` is ``want``.
+
+    True is not 1, nor is 1.0: a bool or a number is expected in its own type.
+
+    Args:
+        why: what was done and what must hold, in words; it starts the message.
+
+    Raises:
+        AssertionError: "<why>: expected <want>, got <got>".
+    """
+    same = type(got) is type(want) if isinstance(want, bool | int | float) else True
+    if not (same and got == want):
+        raise AssertionError(f"{why}: expected {want!r}, got {got!r}")
+
+
+class expect_error:  # noqa: N801 - used as a statement
+    """``with expect_error(OutOfBlocks, "GPU", why="the pool is empty"): pool.allocate()``.
+
+    Fails unless the body raises the error (or a subclass), and its message has all the words.
+    """
+
+    def __init__(self, kind: type[Exception], *words: str, why: str) -> None:
+        self.kind, self.words, self.why = kind, words, why
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            raise AssertionError(f"{self.why}: expected {self.kind.__name__}, got no error")
+        if not isinstance(error, self.kind):
+            return False
+        for word in self.words:
+            if word not in str(error):
+                raise AssertionError(
+                    f"{self.why}: the message of {self.kind.__name__} must name {word!r}, "
+                    f"and is {str(error)!r}"
+                )
+        return True
+
+
+def state_of(pool: Any) -> str:
+    """A block allocator in the course's notation: ``free:{0 1} refs{2:1 3:2}``.
+
+    Asks only ``num_blocks``, ``free_blocks`` and ``ref_count``.
+    """
+    num_blocks = pool.num_blocks
+    counts = {block: pool.ref_count(block) for block in range(num_blocks)}
+    held = {block: count for block, count in counts.items() if count}
+    return format_state(PoolState(2, Pool(num_blocks, {}, {}, list(pool.free_blocks), held)))
