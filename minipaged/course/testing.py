@@ -29,7 +29,7 @@ def expect(got: Any, want: Any, why: str) -> None:
         raise AssertionError(f"{why}: expected {want!r}, got {got!r}")
 
 
-class expect_error:  # noqa: N801 - used as a statement
+class expect_error:
     """``with expect_error(OutOfBlocks, "GPU", why="the pool is empty"): pool.allocate()``.
 
     Fails unless the body raises the error (or a subclass), and its message has all the words.
