@@ -12,6 +12,9 @@ import pytest
 
 from minipaged.fetch import SMOLLM2, default_cache_dir, is_complete
 
+# Graded tests: --impl, --seed and the fixtures that stand for the implementation under test.
+pytest_plugins = ["minipaged.course.judge.plugin"]
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:

@@ -1,0 +1,100 @@
+"""The pytest plugin of graded tests: the options ``--impl`` and ``--seed``, and the fixtures
+``parts``, ``lab``, ``rng`` and ``counterexample``.
+
+The same tests run in one process for debugging (``pytest tests/stage03_block_table --impl mine``)
+and under the judge, which puts an :data:`~minipaged.course.judge.rig.OpenRig` of its own into
+``config.stash[OPEN_RIG]``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minipaged.course.catalog import Course, Stage, find_root, load_course
+from minipaged.course.judge.rig import OpenRig, Rig
+from minipaged.errors import CourseError
+
+OPEN_RIG = pytest.StashKey[OpenRig]()
+_COURSES = pytest.StashKey[dict[Path, Course]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("minipaged", "graded tests")
+    group.addoption(
+        "--impl",
+        default="ref",
+        help="what graded tests run on: ref (default), mine, solutions, or a folder laid out as "
+        "exercises/",
+    )
+    group.addoption(
+        "--seed", type=int, default=0, help="of the random cases of graded tests (default: 0)"
+    )
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """The implementation under test, fresh for each test."""
+    course, stage = _graded(request)
+    open_rig = request.config.stash.get(OPEN_RIG, _in_process)
+    with open_rig(course, stage, request.config.getoption("impl")) as rig:
+        yield rig
+
+
+@pytest.fixture
+def parts(rig: Rig) -> Any:
+    """The names of the parts: those of the graded stage are the submission's, all others the
+    reference's."""
+    return rig.parts
+
+
+@pytest.fixture
+def lab(rig: Rig) -> Any:
+    """Makes and reads tensors where the submission lives."""
+    return rig.lab
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers that depend on ``--seed`` and the test's name alone."""
+    _, stage = _graded(request)
+    name = f"{stage.folder}::{request.node.name}"
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype=np.uint32)
+    return np.random.default_rng([request.config.getoption("seed"), *words.tolist()])
+
+
+@pytest.fixture
+def counterexample(request: pytest.FixtureRequest) -> Any:
+    """The verdict on the submission's trace: ``.message`` is empty where it earns the points."""
+    from minipaged.course.counterexample import judge_trace
+    from minipaged.course.submission import impl_folder
+
+    course, stage = _graded(request)
+    impl = request.config.getoption("impl")
+    folder = impl_folder(course, "solutions" if impl == "ref" else impl)
+    return judge_trace(course, stage, folder / stage.folder / "counterexample.toml")
+
+
+def _in_process(course: Course, stage: Stage, impl: str) -> Any:
+    # Loaded only where it is used: the judge's own process never needs it.
+    from minipaged.course.judge.in_process import in_process
+
+    return in_process(course, stage, impl)
+
+
+def _graded(request: pytest.FixtureRequest) -> tuple[Course, Stage]:
+    """The course and stage that a test belongs to, by the folder that it is in."""
+    folder = Path(request.path).parent
+    courses = request.config.stash.setdefault(_COURSES, {})
+    root = find_root(folder)
+    if root not in courses:
+        courses[root] = load_course(root)
+    for stage in courses[root].stages:
+        if root / "tests" / stage.folder == folder:
+            return courses[root], stage
+    raise CourseError(f"{folder} is not the folder of a stage's graded tests in {root}")
