@@ -281,7 +281,7 @@ def _taken_lines(source: str) -> list[tuple[int, str]]:
     """Line and task of each comment that ``unstick`` left."""
     return [
         (number, task)
-        for number, line in enumerate(source.splitlines(), 1)
+        for number, line in enumerate(source.split("\n"), 1)
         if (task := taken_by(line.strip())) is not None
     ]
 

@@ -1,0 +1,91 @@
+"""From logical to physical blocks (paper, section 4.3).
+
+A sequence's tokens fill its logical blocks 0, 1, 2, … from left to right; the table says which
+physical block each one is. Slots number the tokens of the whole pool: block ``b`` holds slots
+``b * B`` to ``b * B + B - 1``.
+
+Stage 3, the block table::
+
+    read    lessons/03-block-table.md
+    write   3.1  Slots    8 points
+            3.2  Growth  12 points
+    check   minipaged grade 3
+    stuck   minipaged hint 3.1
+    use it  minipaged generate --parts mine "Once upon a time"
+    next    paged_attention.py, beside this file
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minipaged.kvcache.block_allocator import BlockAllocator
+
+
+class BlockTable:
+    """One sequence's map: logical block ``i`` is physical block ``blocks[i]``.
+
+    Invariant I4: a table of ``num_tokens`` tokens holds exactly ``ceil(num_tokens / B)`` blocks,
+    so at most one of them, the last, is partly filled.
+
+    Example (``B = 4``)::
+
+        table = BlockTable(BlockAllocator(8), block_size=4)
+        table.append(6)     # blocks [0, 1]: four tokens and two
+        table.slot(5)       # 5: block 1, second place
+        table.append(2)     # still [0, 1]: both are full
+        table.append(1)     # [0, 1, 2]
+    """
+
+    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+        """An empty table, whose blocks will come from ``allocator``."""
+        self.allocator = allocator
+        self.block_size = block_size
+        self.blocks: list[int] = []
+        self.num_tokens = 0
+
+    def slot(self, token: int) -> int:
+        """The slot of the pool in which token ``token`` (0-based) lives.
+
+        Raises:
+            IndexError: the table holds no such token; the message names both numbers.
+        """
+        raise NotImplementedError("stage 3, task 3.1: see lessons/03-block-table.md")
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """The slots of tokens ``start`` to ``stop - 1``.
+
+        Raises:
+            IndexError: as :meth:`slot`.
+        """
+        raise NotImplementedError("stage 3, task 3.1: see lessons/03-block-table.md")
+
+    @property
+    def num_free_slots(self) -> int:
+        """Tokens that fit into the last block without a new one: 0 to ``B - 1``."""
+        raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
+
+    def blocks_to_append(self, count: int) -> int:
+        """New blocks that ``count`` more tokens would take; changes nothing."""
+        raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
+
+    def append(self, count: int) -> None:
+        """Make room for ``count`` more tokens.
+
+        Raises:
+            OutOfBlocks: the pool has too few free blocks; the table is as it was.
+        """
+        raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
+
+    def clone(self) -> BlockTable:
+        """The same map in a table of its own. Takes no reference: whoever clones accounts for
+        them."""
+        twin = type(self)(self.allocator, self.block_size)
+        twin.blocks = list(self.blocks)
+        twin.num_tokens = self.num_tokens
+        return twin
+
+    def free(self) -> None:
+        """Give up every block; the table is empty afterwards, and may be freed again."""
+        raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")

@@ -1,0 +1,180 @@
+"""Questions to a concrete syntax tree (libcst), the kind that has its comments and blanks still."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TypeGuard
+
+import libcst as cst
+
+Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
+Import = cst.Import | cst.ImportFrom
+
+_SECTION = re.compile(r"# -{5,}")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def code(node: cst.CSTNode) -> str:
+    """The text of a node, outermost blanks included."""
+    return cst.Module([]).code_for_node(node)
+
+
+def statements(body: cst.BaseSuite) -> list[cst.BaseStatement]:
+    """The statements of a block, or of what stands behind a colon on its line."""
+    if isinstance(body, cst.IndentedBlock):
+        return list(body.body)
+    assert isinstance(body, cst.SimpleStatementSuite)
+    return [cst.SimpleStatementLine([small]) for small in body.body]
+
+
+def docstring(body: Iterable[cst.BaseStatement]) -> cst.SimpleStatementLine | None:
+    """The first statement, if it is a string."""
+    first = next(iter(body), None)
+    if not isinstance(first, cst.SimpleStatementLine) or not isinstance(first.body[0], cst.Expr):
+        return None
+    string = isinstance(first.body[0].value, cst.SimpleString | cst.ConcatenatedString)
+    return first if string else None
+
+
+def names_defined(statement: cst.BaseStatement) -> list[str]:
+    """What a function, a class or an assignment to plain names defines."""
+    if isinstance(statement, cst.FunctionDef | cst.ClassDef):
+        return [statement.name.value]
+    found = []
+    for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+        targets: list[cst.BaseExpression] = []
+        if isinstance(small, cst.Assign):
+            targets = [target.target for target in small.targets]
+        elif isinstance(small, cst.AnnAssign):
+            targets = [small.target]
+        for target in targets:
+            parts = (
+                [e.value for e in target.elements] if isinstance(target, cst.Tuple) else [target]
+            )
+            found += [part.value for part in parts if isinstance(part, cst.Name)]
+    return found
+
+
+def is_import(statement: cst.BaseStatement) -> TypeGuard[cst.SimpleStatementLine]:
+    """Does a line import, and nothing else?"""
+    return isinstance(statement, cst.SimpleStatementLine) and all(
+        isinstance(small, cst.Import | cst.ImportFrom) for small in statement.body
+    )
+
+
+def is_future(statement: cst.BaseStatement) -> bool:
+    """``from __future__ import …``."""
+    if not is_import(statement):
+        return False
+    first = statement.body[0]
+    return isinstance(first, cst.ImportFrom) and origin(first) == "__future__"
+
+
+def is_type_checking(statement: cst.BaseStatement) -> TypeGuard[cst.If]:
+    """``if TYPE_CHECKING:``."""
+    return isinstance(statement, cst.If) and code(statement.test).split(".")[-1] == "TYPE_CHECKING"
+
+
+def origin(node: cst.ImportFrom) -> str:
+    """The module that names are imported from, leading dots included."""
+    return "." * len(node.relative) + (code(node.module) if node.module is not None else "")
+
+
+def aliases(node: Import) -> list[cst.ImportAlias]:
+    """What is imported, one by one; nothing for ``*``."""
+    return [] if isinstance(node.names, cst.ImportStar) else list(node.names)
+
+
+def bound_name(alias: cst.ImportAlias) -> str:
+    """The name that an import gives to its module: ``F`` of ``torch.nn.functional as F``, ``a`` of
+    ``a.b``."""
+    if alias.asname is not None:
+        return code(alias.asname.name).strip()
+    return code(alias.name).split(".")[0]
+
+
+def plain(alias: cst.ImportAlias) -> str:
+    """An alias without its comma: ``a.b as c``."""
+    return code(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT)).strip()
+
+
+def names_used(node: cst.CSTNode) -> set[str]:
+    """Names that an import could have given: those of attributes and keywords are left out, and so
+    are the imports themselves; those in a quoted annotation are not."""
+    found = _Names()
+    node.visit(found)
+    return found.names
+
+
+class _Names(cst.CSTVisitor):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit_Import(self, node: cst.Import) -> bool:
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        return False
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Annotation(self, node: cst.Annotation) -> None:
+        for text in _strings(node):
+            self.names.update(_WORD.findall(text))
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.names.add(node.value)
+
+
+def _strings(node: cst.CSTNode) -> list[str]:
+    found = [node.value] if isinstance(node, cst.SimpleString) else []
+    return found + [text for child in node.children for text in _strings(child)]
+
+
+def edited(
+    body: Iterable[cst.BaseStatement], change: Callable[[Statement], Statement | None]
+) -> list[cst.BaseStatement]:
+    """The statements that are left of a body; ``change`` gives None for one that goes.
+
+    The heading of a section goes with the last statement of its section, and the blank line
+    before a group of imports with the last of the group.
+    """
+    left: list[cst.BaseStatement] = []
+    orphans: list[cst.EmptyLine] = []
+    for statement in body:
+        assert isinstance(statement, Statement)
+        lines = list(statement.leading_lines)
+        if any(map(_is_section, lines)):
+            orphans = []
+        changed = change(statement)
+        if changed is None:
+            headings = [i for i, line in enumerate(lines) if _is_section(line)]
+            blanks = [i for i, line in enumerate(lines) if line.comment is None]
+            if headings:
+                orphans = lines[: headings[0] + 1]
+            elif not orphans and 0 in blanks:
+                orphans = lines[:1]
+            continue
+        if any(map(_is_section, orphans)):
+            lines = [*orphans, *_without_blanks(lines)]
+        elif orphans and (not lines or lines[0].comment is not None):
+            lines = [*orphans, *lines]
+        left.append(changed.with_changes(leading_lines=lines) if orphans else changed)
+        orphans = []
+    return left
+
+
+def _without_blanks(lines: list[cst.EmptyLine]) -> list[cst.EmptyLine]:
+    first = next((i for i, line in enumerate(lines) if line.comment is not None), len(lines))
+    return lines[first:]
+
+
+def _is_section(line: cst.EmptyLine) -> bool:
+    return line.comment is not None and _SECTION.match(line.comment.value) is not None
