@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from minipaged.course.student_parts import explained, load_parts
 from minipaged.options import add_engine_arguments, build_llm
 from minipaged.sampling_params import SamplingParams
 from minipaged.trace import TraceWriter
@@ -126,9 +127,10 @@ def run(args: argparse.Namespace) -> int:
         args.num_cpu_blocks = POOL_BLOCKS // 2
     if args.max_model_len is None:
         args.max_model_len = MAX_MODEL_LEN
-    with TraceWriter(args.trace) if args.trace else nullcontext() as trace:
+    parts = load_parts(args.parts)
+    with TraceWriter(args.trace) if args.trace else nullcontext() as trace, explained(parts):
         say(f"Loading {args.model} …")
-        llm = build_llm(args, trace)
+        llm = build_llm(args, parts, trace)
         for note in llm.notes:
             say(f"  {escape(note)}", style="dim")
         _say_memory(llm, say)

@@ -69,7 +69,7 @@ class Engine:
         """
         self.parts = parts or Parts()
         self.kv = make_kv_manager(cache_config, scheduler_config, self.parts)
-        watermark = int(cache_config.watermark * self.kv.num_gpu_blocks)
+        watermark = self.parts.watermark_blocks(self.kv.num_gpu_blocks, cache_config.watermark)
         self.scheduler = self.parts.Scheduler(
             scheduler_config,
             self.kv,

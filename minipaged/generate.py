@@ -9,6 +9,7 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import RequestError
 from minipaged.options import (
     add_engine_arguments,
@@ -41,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
     if not all(texts):
         raise RequestError("the prompt is empty")
     params = sampling_params(args)
-    with TraceWriter(args.trace) if args.trace else nullcontext() as trace:
-        llm = build_llm(args, trace)
+    parts = load_parts(args.parts)
+    with TraceWriter(args.trace) if args.trace else nullcontext() as trace, explained(parts):
+        llm = build_llm(args, parts, trace)
         for note in llm.notes:
             print(f"minipaged: {note}", file=sys.stderr)
         prompts: list[Prompt] = texts
@@ -66,6 +68,9 @@ def _stream(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
                 if output.finished:
                     print()
                     _say_end(output)
+    except Exception:
+        print()  # what is said about it starts a line
+        raise
     finally:
         llm.abort([request_id])
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from minipaged.attention.reference import ReferenceAttention
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.engine import Engine
 from minipaged.errors import RequestError
@@ -73,6 +72,7 @@ class LLM:
             scheduler: its ``max_model_len`` is replaced by this method's.
             max_model_len: prompt plus output; None: what the model was trained for.
             seed: for requests that have none of their own.
+            parts: whose parts the engine is built from; None: the reference's.
             check: verify the engine's invariants in every step.
 
         Raises:
@@ -127,7 +127,7 @@ class LLM:
         return Engine(
             replace(scheduler, max_model_len=self.max_model_len),
             cache,
-            TorchExecutor(self.model, pool, ReferenceAttention()),
+            TorchExecutor(self.model, pool, self.parts.attention()),
             TorchSampling(
                 self.max_model_len,
                 vocab_size=self.tokenizer.vocab_size if self.tokenizer else None,

@@ -9,6 +9,7 @@ from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from minipaged.course.student_parts import StudentParts
     from minipaged.llm import LLM
     from minipaged.trace import TraceWriter
 
@@ -16,8 +17,19 @@ GIB = 1 << 30
 DEFAULT_MODEL = "smollm2-135m"
 
 
+def add_parts_argument(parser: argparse.ArgumentParser) -> None:
+    """Whose parts the engine is built from."""
+    parser.add_argument(
+        "--parts",
+        default="ref",
+        metavar="SPEC",
+        help="whose parts the engine is built from: ref, mine (what is written in exercises/), "
+        "a folder laid out like it, or PART=mine,PART=FOLDER,… (default: %(default)s)",
+    )
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the engine: model, memory, scheduling."""
+    """Options of the engine: model, parts, memory, scheduling."""
     cache, scheduler = CacheConfig(), SchedulerConfig()
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -30,6 +42,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
     group.add_argument("--max-model-len", type=int, metavar="N", help="prompt plus output")
     group.add_argument("--seed", type=int, default=0, help="for requests without a seed")
+    add_parts_argument(parser)
     group = parser.add_argument_group("memory")
     group.add_argument("--block-size", type=int, default=cache.block_size, metavar="TOKENS")
     group.add_argument("--num-gpu-blocks", type=int, metavar="N", help="blocks on the device")
@@ -70,8 +83,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--check", action="store_true", help="verify the invariants every step")
 
 
-def build_llm(args: argparse.Namespace, trace: TraceWriter | None = None) -> LLM:
-    """The model and engine that :func:`add_engine_arguments` describes."""
+def build_llm(
+    args: argparse.Namespace, parts: StudentParts, trace: TraceWriter | None = None
+) -> LLM:
+    """The model and engine that :func:`add_engine_arguments` describes.
+
+    Args:
+        parts: those of ``--parts``, loaded; their notes come first among the model's.
+    """
     cache = CacheConfig(
         block_size=args.block_size,
         num_gpu_blocks=args.num_gpu_blocks,
@@ -91,7 +110,7 @@ def build_llm(args: argparse.Namespace, trace: TraceWriter | None = None) -> LLM
     )
     from minipaged.llm import LLM  # torch takes a second: bad options are told at once
 
-    return LLM(
+    llm = LLM(
         args.model,
         dtype=args.dtype,
         device=args.device,
@@ -100,9 +119,12 @@ def build_llm(args: argparse.Namespace, trace: TraceWriter | None = None) -> LLM
         scheduler=scheduler,
         max_model_len=args.max_model_len,
         seed=args.seed,
+        parts=parts,
         check=args.check,
         trace=trace,
     )
+    llm.notes[:0] = parts.notes
+    return llm
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

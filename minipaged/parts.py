@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from minipaged.kvcache import (
     block_allocator,
@@ -16,21 +17,35 @@ from minipaged.kvcache import (
     buddy,
     contiguous,
     copy_on_write,
+    sizing,
     swap,
 )
 from minipaged.scheduling import admission, preemption, scheduler
 
+if TYPE_CHECKING:
+    from minipaged.attention import AttentionBackend
+
+
+def reference_attention() -> AttentionBackend:
+    """The reference's attention. It is imported here, when an engine with a model is built:
+    planning and simulation need no torch."""
+    from minipaged.attention.reference import ReferenceAttention
+
+    return ReferenceAttention()
+
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts that need no device. The reference is the default for each."""
+    """What an engine is made of. The reference is the default for each."""
 
+    watermark_blocks: Callable[[int, float], int] = sizing.watermark_blocks
     BuddyAllocator: Callable[..., buddy.BuddyAllocator] = buddy.BuddyAllocator
     ContiguousKVManager: Callable[..., contiguous.ContiguousKVManager] = (
         contiguous.ContiguousKVManager
     )
     BlockAllocator: Callable[..., block_allocator.BlockAllocator] = block_allocator.BlockAllocator
     BlockTable: Callable[..., block_table.BlockTable] = block_table.BlockTable
+    attention: Callable[[], AttentionBackend] = reference_attention
     fork: Callable[..., block_table.BlockTable] = copy_on_write.fork
     make_writable: Callable[..., tuple[int, int] | None] = copy_on_write.make_writable
     blocks_for_next_token: Callable[..., int] = copy_on_write.blocks_for_next_token

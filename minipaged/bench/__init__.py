@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minipaged.config import CacheConfig
+from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import RequestError
+from minipaged.options import add_parts_argument
 
 if TYPE_CHECKING:
     from minipaged.bench.decode_step import DecodeStep
@@ -19,15 +21,18 @@ if TYPE_CHECKING:
     from minipaged.bench.throughput import Throughput
     from minipaged.bench.waste import Waste
     from minipaged.llm import LLM
+    from minipaged.parts import Parts
 
-PARTS = ("throughput", "decode", "scheduler", "memory")
+BENCHMARKS = ("throughput", "decode", "scheduler", "memory")
 WASTE_BLOCKS = 128
 MAX_MODEL_LEN = 512  # what the reservation "max" holds for each request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minipaged bench``."""
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "benchmarks", nargs="*", metavar="BENCHMARK", help=f"of {', '.join(BENCHMARKS)}"
+    )
     parser.add_argument("--model", default="smollm2-135m", help="default: %(default)s")
     parser.add_argument("--requests", type=int, default=32, metavar="N")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="the median counts")
@@ -35,45 +40,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true", help="measure this engine alone")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
+    add_parts_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print a table for each part, and write the JSON file."""
-    parts = args.parts or list(PARTS)
-    for part in parts:
-        if part not in PARTS:
-            raise RequestError(f"there is no benchmark {part!r}: choose from {', '.join(PARTS)}")
+    """Measure, print a table for each benchmark, and write the JSON file."""
+    names = args.benchmarks or list(BENCHMARKS)
+    for name in names:
+        if name not in BENCHMARKS:
+            raise RequestError(
+                f"there is no benchmark {name!r}: choose from {', '.join(BENCHMARKS)}"
+            )
     for name in ("requests", "rounds", "threads"):
         if getattr(args, name) < 1:
             raise RequestError(f"--{name} must be at least 1, not {getattr(args, name)}")
+    parts = load_parts(args.parts)
+    for note in parts.notes:
+        print(f"minipaged: {note}", file=sys.stderr)
     import torch
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # parts take minutes: show each when it is done
+        sys.stdout.reconfigure(line_buffering=True)  # show each when it is done
     torch.set_num_threads(args.threads)
     report: dict[str, Any] = {
         "model": args.model,
+        "parts": parts.spec,
         "threads": args.threads,
         "requests": args.requests,
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    llm = _load(args) if set(parts) & {"throughput", "decode", "memory"} else None
-    if llm is not None and "throughput" in parts:
-        report["engines"] = _throughput(llm, args)
-    if llm is not None and "decode" in parts:
-        report |= _decode(llm)
-    if "scheduler" in parts:
-        report |= _scheduler()
-    if llm is not None and "memory" in parts:
-        report |= _memory(llm, args)
+    with explained(parts):
+        llm = _load(args, parts) if set(names) & {"throughput", "decode", "memory"} else None
+        if llm is not None and "throughput" in names:
+            report["engines"] = _throughput(llm, args)
+        if llm is not None and "decode" in names:
+            report |= _decode(llm)
+        if "scheduler" in names:
+            report |= _scheduler(parts)
+        if llm is not None and "memory" in names:
+            report |= _memory(llm, args)
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         print(f"written to {args.json}", file=sys.stderr)
     return 0
 
 
-def _load(args: argparse.Namespace) -> LLM:
+def _load(args: argparse.Namespace, parts: Parts) -> LLM:
     from minipaged.llm import LLM
 
     return LLM(
@@ -82,6 +95,7 @@ def _load(args: argparse.Namespace) -> LLM:
         device="cpu",
         cache=CacheConfig(num_gpu_blocks=1024, num_cpu_blocks=0),
         max_model_len=MAX_MODEL_LEN,
+        parts=parts,
     )
 
 
@@ -134,17 +148,19 @@ def _decode(llm: LLM) -> dict[str, Any]:
     report: dict[str, Any] = {}
     print("\nOne decode step over the matrix products that it is made of (the faster kind)")
     for context in (128, 512):
-        result: DecodeStep = measure_decode_step(llm.model, batch_size=32, context=context)
+        result: DecodeStep = measure_decode_step(
+            llm.model, llm.parts, batch_size=32, context=context
+        )
         print(f"  batch 32, context {context:4}   {result}")
         report[f"decode_step_over_floor_{context}"] = result.decode_step_over_floor
     report["decode_step_over_floor"] = report["decode_step_over_floor_128"]
     return report
 
 
-def _scheduler() -> dict[str, Any]:
+def _scheduler(parts: Parts) -> dict[str, Any]:
     from minipaged.bench.scheduling import measure_scheduling
 
-    costs: list[SchedulingCost] = measure_scheduling()
+    costs: list[SchedulingCost] = measure_scheduling(parts=parts)
     print("\nSchedule + inputs + commit, over a loop that appends a tuple a sequence")
     for cost in costs:
         print(

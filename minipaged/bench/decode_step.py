@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minipaged.attention.reference import ReferenceAttention
+from minipaged.attention import AttentionBackend
 from minipaged.config import ModelConfig
 from minipaged.contracts import Span, StepLogits, StepPlan
 from minipaged.executor.torch_executor import TorchExecutor
 from minipaged.kvcache.pool import KVPool
 from minipaged.models.causal_lm import CausalLM
 from minipaged.models.llama import LlamaForCausalLM
+from minipaged.parts import Parts
 
 SMOLLM2_SHAPE = ModelConfig(
     architecture="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536,
@@ -78,18 +79,24 @@ def random_model(config: ModelConfig = SMOLLM2_SHAPE, seed: int = 0) -> CausalLM
 
 
 def measure_decode_step(
-    model: CausalLM | None = None, *, batch_size: int = 32, context: int = 128, rounds: int = 20
+    model: CausalLM | None = None,
+    parts: Parts | None = None,
+    *,
+    batch_size: int = 32,
+    context: int = 128,
+    rounds: int = 20,
 ) -> DecodeStep:
     """Time decode steps over a shuffled, filled block pool, and the products of such a step.
 
     Args:
         model: a LLaMA; None: random weights in the shape of SmolLM2-135M.
+        parts: whose attention; None: the reference's.
         context: tokens that each sequence attends to, in the middle of the measurement.
         rounds: repetitions; each round times everything once.
     """
     model = random_model() if model is None else model
     tasks: dict[str, Callable[[int], object]] = {
-        "step": _decode_steps(model, batch_size, context, rounds),
+        "step": _decode_steps(model, (parts or Parts()).attention(), batch_size, context, rounds),
         "linear": _products(model.config, batch_size, packed=False),
     }
     if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -136,7 +143,7 @@ def _products(config: ModelConfig, rows: int, *, packed: bool) -> Callable[[int]
 
 
 def _decode_steps(
-    model: CausalLM, batch: int, context: int, rounds: int
+    model: CausalLM, attention: AttentionBackend, batch: int, context: int, rounds: int
 ) -> Callable[[int], StepLogits]:
     """Step ``turn`` of sequences whose mean context is ``context``, over all turns."""
     config = model.config
@@ -147,7 +154,7 @@ def _decode_steps(
         cache.normal_()
     tables = torch.randperm(batch * blocks_each).view(batch, blocks_each).tolist()
     tokens = torch.randint(config.vocab_size, (rounds + 1, batch)).tolist()
-    executor = TorchExecutor(model, pool, ReferenceAttention())
+    executor = TorchExecutor(model, pool, attention)
 
     def run(turn: int) -> StepLogits:
         spans = [

@@ -49,7 +49,7 @@ class SchedulingCost:
 class _Rig:
     """A scheduler whose sequences all decode, with nothing behind it."""
 
-    def __init__(self, num_seqs: int, length: int) -> None:
+    def __init__(self, num_seqs: int, length: int, parts: Parts) -> None:
         config = SchedulerConfig(
             max_num_seqs=num_seqs,
             max_num_batched_tokens=num_seqs * length,
@@ -59,7 +59,6 @@ class _Rig:
         cache = CacheConfig(
             block_size=BLOCK_SIZE, num_gpu_blocks=num_seqs * blocks_each, num_cpu_blocks=0
         )
-        parts = Parts()
         kv = make_kv_manager(cache, config, parts)
         self.scheduler: Scheduler = parts.Scheduler(
             config, kv, parts.Admission(config, kv, 0), parts.Preemption(kv, "auto")
@@ -97,10 +96,13 @@ class _Rig:
 
 
 def measure_scheduling(
-    num_seqs: int = 256, lengths: tuple[int, ...] = (64, 4096), steps: int = 150
+    num_seqs: int = 256,
+    lengths: tuple[int, ...] = (64, 4096),
+    steps: int = 150,
+    parts: Parts | None = None,
 ) -> list[SchedulingCost]:
     """Measure all lengths in turn, step by step, so that noise falls on all of them."""
-    rigs = [_Rig(num_seqs, length) for length in lengths]
+    rigs = [_Rig(num_seqs, length, parts or Parts()) for length in lengths]
     times: list[list[tuple[float, ...]]] = [[] for _ in rigs]
     gc.collect()
     gc.freeze()  # what the process had before is not this benchmark's garbage

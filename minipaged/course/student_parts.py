@@ -1,0 +1,240 @@
+"""A student's parts in the real engine: ``--parts mine``.
+
+A part is taken from a file when it is *written*: none of its tasks is still the stub. What is not
+written is the reference's. Nothing is mixed inside a part, and nothing falls back in silence.
+
+::
+
+    from minipaged import LLM
+    from minipaged.course import load_parts
+
+    llm = LLM("opt-stories", parts=load_parts("block_table=mine"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minipaged.course.catalog import Course, Part, Stage, load_course
+from minipaged.course.contract import differences
+from minipaged.course.fault import StudentFile, explain, line_in, shown
+from minipaged.course.submission import PartFile, read_submission
+from minipaged.errors import CourseError
+from minipaged.parts import Parts
+
+_NAMED = ("mine", "solutions", "ref")
+
+
+@dataclass(frozen=True)
+class StudentParts(Parts):
+    """Parts of which some come from a student's files. Pickles as its ``spec``.
+
+    Attributes:
+        spec: as :func:`load_parts` takes it, with absolute paths.
+        root: of the course.
+        notes: whose each part is, a line each; nothing for what was asked of the reference.
+        files: those that are in use.
+    """
+
+    spec: str = "ref"
+    root: Path = Path()
+    notes: tuple[str, ...] = ()
+    files: tuple[StudentFile, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load_parts, (self.spec, self.root)
+
+
+def load_parts(spec: str, root: Path | None = None) -> StudentParts:
+    """The parts that a user asks for.
+
+    Args:
+        spec: ``mine`` (this checkout's ``exercises``), ``solutions``, ``ref``, or a folder that
+            is laid out as ``exercises``: all parts that are written there. Or
+            ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest.
+        root: of the course; None: that of the working directory.
+
+    Raises:
+        CourseError: an unknown part or folder; a part asked for by name that is not written; a
+            file that cannot be loaded; a signature that is not the engine's. The message names
+            the file and, where it can, the line.
+    """
+    course = load_course(root)
+    wishes = _wishes(course, spec)
+    chosen: dict[str, Any] = {}
+    notes: list[str] = []
+    files: list[StudentFile] = []
+    for name, (impl, by_name) in wishes.items():
+        stage, part = course.parts[name]
+        if impl == "ref":
+            continue
+        file = read_submission(course, stage, impl).files[name]
+        if not file.written:
+            if by_name or file.error:
+                raise CourseError(_cannot_use(stage, file))
+            notes.append(f"parts: {name} is the reference's: {_what_is_missing(stage, file)}")
+            continue
+        module = _load(part, file)
+        chosen |= _fill(part, module)
+        notes.append(f"parts: {name} {_whose(course, stage, file, impl)}")
+        files.append(StudentFile(name, stage.key, file.path, module.__name__))
+    return StudentParts(
+        **chosen,
+        spec=_as_spec(wishes),
+        root=course.root,
+        notes=tuple(notes),
+        files=tuple(files),
+    )
+
+
+@contextmanager
+def explained(parts: Parts) -> Iterator[None]:
+    """What goes wrong inside leaves as an error that says in which of these parts.
+
+    Raises:
+        CourseError: instead of an exception that a student's part caused, or may have caused.
+    """
+    try:
+        yield
+    except Exception as error:
+        files = parts.files if isinstance(parts, StudentParts) else ()
+        story = explain(error, files)
+        if story is None:
+            raise
+        raise CourseError(story) from error
+
+
+# --------------------------------------------------------------------------- what is wished for
+Wishes = Mapping[str, tuple[str, bool]]
+"""Part -> (implementation, was the part named?)"""
+
+
+def _wishes(course: Course, spec: str) -> Wishes:
+    if "=" not in spec or Path(spec).is_dir():
+        impl = _absolute(spec)
+        return dict.fromkeys(course.parts, (impl, False))
+    wishes = {}
+    for wish in spec.split(","):
+        name, equals, impl = (word.strip() for word in wish.partition("="))
+        if not (name and equals and impl):
+            raise CourseError(
+                f"{wish!r} in {spec!r} is not PART=mine, PART=ref, PART=solutions or PART=FOLDER"
+            )
+        if name not in course.parts:
+            raise CourseError(f"there is no part {name!r}: the parts are {', '.join(course.parts)}")
+        if name in wishes:
+            raise CourseError(f"{spec!r} says twice whose {name} to take")
+        wishes[name] = (_absolute(impl), True)
+    return wishes
+
+
+def _absolute(impl: str) -> str:
+    return impl if impl in _NAMED else str(Path(impl).expanduser().resolve())
+
+
+def _as_spec(wishes: Wishes) -> str:
+    """The spec again: another process may be in another folder."""
+    if all(by_name for _, by_name in wishes.values()):
+        return ",".join(f"{name}={impl}" for name, (impl, _) in wishes.items())
+    return next(impl for impl, _ in wishes.values())
+
+
+# --------------------------------------------------------------------------- one part
+def _load(part: Part, file: PartFile) -> ModuleType:
+    """The student's module, whose interface is the reference's."""
+    module = _module(part, file)
+    wrong = differences(importlib.import_module(part.module), module)
+    if wrong:
+        raise CourseError(
+            f"{shown(file.path)} cannot stand in for {part.module}:\n"
+            + "\n".join(wrong)
+            + "\nRestore what the skeleton had: the engine calls it that way."
+        )
+    return module
+
+
+def _module(part: Part, file: PartFile) -> ModuleType:
+    """Run the file as a module of its own name: one for each path and content, so that two
+    engines can have different ones, and an edit is picked up by the next load.
+
+    It stays in ``sys.modules``, where pickle and dataclasses look it up.
+    """
+    source = file.source or ""
+    digest = hashlib.sha256(f"{file.path}\0{source}".encode()).hexdigest()[:16]
+    name = f"minipaged_part_{part.name}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(file.path)
+    sys.modules[name] = module
+    try:
+        # Not by importlib: its cached bytecode overlooks an edit within the same second.
+        exec(compile(source, str(file.path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        at = line_in(error, name)
+        raise CourseError(
+            f"{shown(file.path)}{f', line {at.lineno}' if at else ''}: "
+            f"{type(error).__name__}: {error} (while the file was being loaded)"
+        ) from error
+    return module
+
+
+def _fill(part: Part, module: ModuleType) -> dict[str, Any]:
+    """The fields of :class:`Parts` that this part fills."""
+    if part.module == "minipaged.attention.reference":
+        return {"attention": module.ReferenceAttention}
+    return {
+        field.name: getattr(module, field.name)
+        for field in fields(Parts)
+        if getattr(field.default, "__module__", None) == part.module
+    }
+
+
+# --------------------------------------------------------------------------- what is said
+def _cannot_use(stage: Stage, file: PartFile) -> str:
+    where = shown(file.path)
+    if file.error:
+        return f"{where}, {file.error}. Mend it, or take parts by name: --parts PART=mine"
+    return (
+        f"{file.part.name} was asked for by name, and {_what_is_missing(stage, file)} in {where}. "
+        "With --parts mine the reference stands in for it"
+    )
+
+
+def _what_is_missing(stage: Stage, file: PartFile) -> str:
+    if file.source is None:
+        return f"there is no {shown(file.path)}"
+    left = file.stubs | file.missing
+    tasks = [task.id for task in stage.tasks_of(file.part) if left & set(task.symbols)]
+    if len(tasks) == 1:
+        return f"task {tasks[0]} is not written"
+    return f"tasks {', '.join(tasks)} are not written"
+
+
+def _whose(course: Course, stage: Stage, file: PartFile, impl: str) -> str:
+    if impl == "solutions":
+        return "is the worked solution's"
+    taken = f"; taken: {', '.join(sorted(file.taken))}" if file.taken else ""
+    if impl != "mine":
+        return f"is from {shown(file.path)}{taken}"
+    return f"is yours ({_last_score(course, stage)}{taken})"
+
+
+def _last_score(course: Course, stage: Stage) -> str:
+    from minipaged.course.progress import last_scores
+
+    score = last_scores(course.root).get(stage.number)
+    if score is None:
+        return f"stage {stage.key} is not graded yet"
+    return f"stage {stage.key}: {score.points} of {score.total} points, {score.date}"
