@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,6 +18,9 @@ COMMANDS = {
     "generate": ("minipaged.generate", "continue prompts, or answer them"),
     "demo": ("minipaged.demo", "sixteen requests share one paged pool, live in the terminal"),
     "bench": ("minipaged.bench", "measure speed and memory against peers and floors"),
+    "sync": ("minipaged.course.sync", "write the exercises; bring newer ones into your work"),
+    "hint": ("minipaged.course.hint", "a question that helps with a task, then a pointer"),
+    "unstick": ("minipaged.course.unstick", "take the answer to one task, for no points"),
     "plan": ("minipaged.plan", "what fits: weights, KV cache and blocks of a model on a GPU"),
     "doctor": ("minipaged.doctor", "check this machine, and say how to mend what is wrong"),
     "fetch": ("minipaged.fetch", "get the small chat model into the user's cache"),
@@ -27,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0; 1 for an error that is told in a sentence; 2 for bad options;
-        130 after Ctrl-C.
+        130 after Ctrl-C. With MINIPAGED_TRACEBACK set, an error shows where it came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _Parser(prog="minipaged", description="PagedAttention, built stage by stage.")
@@ -41,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
     except MinipagedError as error:
+        if os.environ.get("MINIPAGED_TRACEBACK"):
+            traceback.print_exc()
         print(f"minipaged: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
