@@ -4,11 +4,13 @@
 #                Linux, brings several GB of CUDA libraries)
 #   PYTHON=...   the interpreter that .venv is made with
 #   ARGS=...     arguments for `make demo` and for pytest in `make test`
+#   STAGE=...    the stages for `make grade`; none: how far you are
 
 TORCH_VERSION := 2.13.0
 TORCH  ?=
 PYTHON ?= python3
 ARGS   ?=
+STAGE  ?=
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,13 +26,13 @@ ifneq "$(shell cat $(READY) 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 endif
 
-.PHONY: help setup model demo test lint clean
+.PHONY: help setup model demo grade test lint check-generated clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## make .venv with everything in it
-	@:
+	@echo "Ready. What to do next: $(BIN)/minipaged grade"
 
 $(READY): pyproject.toml
 	@command -v "$(PYTHON)" >/dev/null || { \
@@ -62,6 +64,10 @@ model: $(READY) ## get SmolLM2-135M-Instruct into the user's cache
 demo: model ## sixteen real requests share one paged pool
 	@$(BIN)/minipaged demo $(ARGS)
 
+# Exit status 1 of the command means that points are missing, and the score card has said so.
+grade: $(READY) ## grade your exercises: make grade STAGE=2
+	@$(BIN)/minipaged grade $(STAGE) || [ $$? = 1 ]
+
 # Without the model (no network, say) the tests that need it are skipped and say so, unless
 # MINIPAGED_REQUIRE_MODEL is set, as .ci/run does: then they fail.
 test: lint ## ruff, mypy and the tests
@@ -79,6 +85,9 @@ $(LINTED): $(READY) pyproject.toml $(SOURCES)
 	  echo "make: not formatted; '$(BIN)/ruff format' mends it" >&2; $(BIN)/python -m ruff format --check .; }
 	@$(BIN)/python -m mypy
 	@touch $(LINTED)
+
+check-generated: $(READY) ## are exercises and notebooks as their sources would have them?
+	@$(BIN)/minipaged sync --check
 
 clean: ## remove .venv and what the tools left behind (never the model)
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

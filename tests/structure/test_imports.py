@@ -30,7 +30,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parts",),
     ("engine",),
     ("llm",),
-    ("options", "sim", "course"),
+    ("sim", "course"),
+    ("options",),
     ("generate", "demo", "bench", "plan", "doctor", "server"),
     ("cli",),
 )
