@@ -1,4 +1,4 @@
-"""A pool of physical blocks, handed out by number (paper, section 4.3).
+"""A pool of physical blocks, handed out by number (paper, sections 4.3 and 4.4).
 
 The allocator owns the free list and the reference counts; nobody else writes them. It does not
 know what a block holds, nor who holds it: only how many do.
@@ -14,9 +14,16 @@ from minipaged.errors import DoubleFree, OutOfBlocks
 class BlockAllocator:
     """Hands out physical blocks, and counts the references to each.
 
-    Invariant I2: every block is either free or has at least one reference, and is in the free
-    list at most once. The free list is last-in, first-out: the block freed last is the next one
-    handed out, since its memory is the warmest.
+    Invariant I2: every block is either free, and in the free list once, or has at least one
+    reference, and is not in it. The free list is last-in, first-out: the block freed last is the
+    next one handed out, since its memory is the warmest.
+
+    A call that ends in an error has changed nothing, if its docstring says nothing else. Pools
+    know nothing of one another: a server has one of GPU blocks and one of CPU blocks.
+
+    Attributes:
+        num_blocks: blocks of the pool, free or not; they are numbered 0 to ``num_blocks - 1``.
+        name: what error messages call the pool.
 
     Example::
 
@@ -33,7 +40,7 @@ class BlockAllocator:
         """A pool of ``num_blocks`` free blocks; block 0 is handed out first, then 1, 2, …
 
         Args:
-            name: what error messages call the pool.
+            num_blocks: 0 or more. A pool of no blocks is exhausted from the start.
         """
         self.num_blocks = num_blocks
         self.name = name
@@ -47,7 +54,7 @@ class BlockAllocator:
 
     @property
     def free_blocks(self) -> list[int]:
-        """The free blocks, the next to be handed out last. A copy."""
+        """The free blocks; the next to be handed out is the last of the list. A copy."""
         return list(self._free)
 
     def allocate(self) -> int:
@@ -68,10 +75,13 @@ class BlockAllocator:
         return block
 
     def allocate_many(self, count: int) -> list[int]:
-        """Take ``count`` free blocks, or none at all.
+        """Take ``count`` free blocks (0 or more), or none at all.
+
+        Returns:
+            Their numbers, in the order in which :meth:`allocate` would hand them out.
 
         Raises:
-            OutOfBlocks: fewer than ``count`` are free; nothing has changed.
+            OutOfBlocks: fewer than ``count`` are free; the message names the pool and ``count``.
         """
         if count > len(self._free):
             raise OutOfBlocks(
@@ -84,8 +94,9 @@ class BlockAllocator:
         """Add one reference to a block that is held.
 
         Raises:
-            DoubleFree: the block is free, so whoever wants to share it holds a stale number.
-            ValueError: there is no such block.
+            DoubleFree: the block is free, so whoever wants to share it holds a stale number; the
+                message names the block and the pool.
+            ValueError: there is no such block; the message names the number and the pool.
         """
         self._held(block, "share")
         self._refs[block] += 1
@@ -97,8 +108,8 @@ class BlockAllocator:
             True if it was the last one, and the block is free now.
 
         Raises:
-            DoubleFree: the block is free already; nothing has changed.
-            ValueError: there is no such block.
+            DoubleFree: the block is free already; the message names the block and the pool.
+            ValueError: there is no such block; the message names the number and the pool.
         """
         self._held(block, "double free")
         self._refs[block] -= 1
@@ -108,7 +119,15 @@ class BlockAllocator:
         return True
 
     def free_many(self, blocks: Iterable[int]) -> None:
-        """Drop one reference to each; the first of them is handed out again last."""
+        """Drop one reference to each, in their order.
+
+        Args:
+            blocks: may be an iterator, such as ``reversed(table)``.
+
+        Raises:
+            DoubleFree, ValueError: as :meth:`free`, at the first block that cannot be freed; those
+                before it have been.
+        """
         for block in blocks:
             self.free(block)
 
@@ -116,7 +135,7 @@ class BlockAllocator:
         """References to a block; 0 for a free one.
 
         Raises:
-            ValueError: there is no such block.
+            ValueError: there is no such block; the message names the number and the pool.
         """
         self._exists(block)
         return self._refs[block]
