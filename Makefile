@@ -26,7 +26,7 @@ ifneq "$(shell cat $(READY) 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 endif
 
-.PHONY: help setup model demo grade test lint check-generated clean
+.PHONY: help setup model demo grade test lint mutants check-generated clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -85,6 +85,10 @@ $(LINTED): $(READY) pyproject.toml $(SOURCES)
 	  echo "make: not formatted; '$(BIN)/ruff format' mends it" >&2; $(BIN)/python -m ruff format --check .; }
 	@$(BIN)/python -m mypy
 	@touch $(LINTED)
+
+# `make test` holds each mutant to the check that is on record for it; this runs all checks again.
+mutants: $(READY) ## grade the grader: wrong parts must be rejected; rewrites their signatures
+	@$(BIN)/minipaged mutants --write $(STAGE)
 
 check-generated: $(READY) ## are exercises and notebooks as their sources would have them?
 	@$(BIN)/minipaged sync --check

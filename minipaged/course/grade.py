@@ -1,0 +1,270 @@
+"""``minipaged grade``: points for what a student wrote, and what to do next.
+
+Two rounds are graded: one with seed 0, the same on every machine, and one with a fresh seed for
+all that passed, so that nothing is won by knowing the visible cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from minipaged.course.catalog import Check, Course, Stage, load_course
+from minipaged.course.counterexample import is_started, trace_path
+from minipaged.course.judge.run import Judged, judge
+from minipaged.course.next_step import after_grading, from_record, is_done
+from minipaged.course.progress import last_scores, record_score
+from minipaged.course.reports import classroom50, gradescope, junit
+from minipaged.course.score_card import (
+    make_console,
+    show_check,
+    show_next,
+    show_progress,
+    show_stage,
+    show_total,
+)
+from minipaged.course.scores import StageScore, runnable, score
+from minipaged.course.signatures import diagnose
+from minipaged.course.submission import Submission, impl_folder, read_submission
+from minipaged.errors import CourseError
+
+#: Seeds of the second round are below it: short enough to be typed again.
+SEEDS = 1_000_000_000
+
+
+def grade_stage(
+    course: Course,
+    stage: Stage,
+    submission: Submission,
+    *,
+    seed: int | None = None,
+    only: Collection[str] | None = None,
+    user: str | None = "auto",
+    run_judge: Callable[..., Judged] = judge,
+) -> StageScore:
+    """Grade one stage.
+
+    Args:
+        seed: of the only round; None for seed 0 and then a fresh one.
+        only: the names of the checks that may run; None for all.
+        user: whom the submission runs as, as :func:`~minipaged.course.judge.run.judge` says.
+    """
+    began = time.monotonic()
+    started = _trace_started(course, stage, submission)
+    wanted = runnable(stage, submission, started)
+    wanted = [name for name in wanted if only is None or name in only]
+    rounds: list[Judged] = []
+    for each in (0, 1 + secrets.randbelow(SEEDS)) if seed is None else (seed,):
+        if wanted:
+            judged = run_judge(course, stage, submission, seed=each, checks=wanted, user=user)
+            wanted = [n for n in wanted if n in judged.checks and _passed(judged, n)]
+            rounds.append(judged)
+    mutant = diagnose(course, stage, rounds[0]) if rounds else None
+    return score(
+        stage,
+        submission,
+        rounds,
+        trace_started=started,
+        diagnosis=mutant.misconception if mutant else "",
+        seconds=time.monotonic() - began,
+    )
+
+
+def _passed(judged: Judged, name: str) -> bool:
+    return judged.checks[name].status == "passed"
+
+
+def _trace_started(course: Course, stage: Stage, submission: Submission) -> bool:
+    folder = submission.folder
+    if submission.name == "ref":  # the reference has no file of its own for a trace
+        folder = impl_folder(course, "solutions")
+    return folder is not None and is_started(trace_path(stage, folder))
+
+
+# --------------------------------------------------------------------------- the command
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``minipaged grade``."""
+    parser.add_argument(
+        "stage",
+        nargs="*",
+        metavar="STAGE",
+        help="2, block_allocator, …, or all; without one: the last results, and what is next",
+    )
+    parser.add_argument(
+        "--impl",
+        metavar="IMPL",
+        help="mine (default), solutions, or a folder laid out as exercises/",
+    )
+    parser.add_argument(
+        "--check",
+        action="append",
+        metavar="NAME",
+        help="grade this check of the stage alone; may be given several times",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="grade one round, with this seed")
+    parser.add_argument(
+        "--keep-user",
+        action="store_true",
+        help="as root: let the submission run as root too, not as nobody",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write Gradescope's results.json")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    parser.add_argument(
+        "--classroom50",
+        type=Path,
+        metavar="FILE",
+        help="write Classroom 50's declarative tests, and grade nothing",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Grade, and show what came of it.
+
+    Returns:
+        0 if all that was graded has all its points, 1 if not, 2 for bad options.
+    """
+    course = load_course()
+    impl = args.impl or "mine"
+    try:
+        stages = _stages(course, args.stage)
+        checks = _checks(stages, args)
+        impl_folder(course, impl)
+    except CourseError as error:
+        print(f"minipaged: error: {error}", file=sys.stderr)
+        return 2
+    if args.classroom50:
+        _write(args.classroom50, _json(classroom50(stages)))
+        return 0
+    if checks:
+        return _grade_checks(course, stages[0], impl, checks, args)
+    experiment = args.impl or args.json or args.junit or args.seed is not None
+    if not args.stage and not experiment:
+        return _show_progress(course)
+    return _grade_stages(course, stages, impl, args)
+
+
+def _stages(course: Course, names: Sequence[str]) -> list[Stage]:
+    if not names or "all" in names:
+        return list(course.stages)
+    wanted = [course.stage(name) for name in names]
+    return [stage for stage in course.stages if stage in wanted]
+
+
+def _checks(stages: Sequence[Stage], args: argparse.Namespace) -> list[Check]:
+    """The checks that ``--check`` asks for; none where it is not given."""
+    if not args.check:
+        return []
+    if len(stages) != 1 or args.json or args.junit:
+        raise CourseError(
+            "--check takes one stage and writes no report, as `minipaged grade 2 --check NAME`"
+        )
+    known = {check.name: check for check in stages[0].checks()}
+    for name in args.check:
+        if name not in known:
+            raise CourseError(
+                f"stage {stages[0].key} has no check {name!r}; it has: {', '.join(known)}"
+            )
+    return [known[name] for name in args.check]
+
+
+def _grade_stages(
+    course: Course, stages: Sequence[Stage], impl: str, args: argparse.Namespace
+) -> int:
+    console = make_console()
+    # A round with a seed of one's own is an experiment, and is not kept.
+    keep = impl == "mine" and args.seed is None
+    scores = []
+    for stage in stages:
+        result = _graded(course, stage, impl, args)
+        record = record_score(course.root, result, date.today()) if keep else None
+        show_stage(console, result, record)
+        scores.append(result)
+    if len(scores) > 1:
+        show_total(console, scores)
+    if args.json:
+        _write(args.json, _json(gradescope(scores)))
+    if args.junit:
+        _write(args.junit, junit(scores))
+    if impl not in ("solutions", "ref"):
+        last = next((result for result in scores if not result.whole), scores[-1])
+        show_next(console, after_grading(course, last))
+    return 0 if all(result.whole for result in scores) else 1
+
+
+def _grade_checks(
+    course: Course, stage: Stage, impl: str, checks: Sequence[Check], args: argparse.Namespace
+) -> int:
+    # A check of robustness says nothing without those of its parent.
+    parents = {check.parent for check in checks}
+    needed = [check for task in stage.tasks if task.id in parents for check in task.checks]
+    result = _graded(course, stage, impl, args, [check.name for check in (*checks, *needed)])
+    asked = [found for found in result.checks if found.check in checks]
+    console = make_console()
+    for found in asked:
+        show_check(console, found)
+    return 0 if all(found.status == "passed" for found in asked) else 1
+
+
+def _graded(
+    course: Course,
+    stage: Stage,
+    impl: str,
+    args: argparse.Namespace,
+    only: Collection[str] | None = None,
+) -> StageScore:
+    submission = read_submission(course, stage, impl)
+    with _busy(f"grading stage {stage.key}, {stage.title} …"):
+        return grade_stage(
+            course,
+            stage,
+            submission,
+            seed=args.seed,
+            only=only,
+            user=None if args.keep_user else "auto",
+        )
+
+
+def _show_progress(course: Course) -> int:
+    """The last results, and what is next; nothing is graded."""
+    console = make_console()
+    records = last_scores(course.root)
+    show_progress(console, course, records)
+    for stage in course.stages:
+        submission = read_submission(course, stage, "mine")
+        record = records.get(stage.number)
+        if stage is course.stages[-1] or not is_done(stage, submission, record):
+            show_next(console, from_record(course, stage, submission, record))
+            break
+    return 0
+
+
+@contextmanager
+def _busy(what: str) -> Iterator[None]:
+    """Something that moves while the judge works; nothing in a pipe."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CourseError(f"{path} cannot be written: {error.strerror}") from None

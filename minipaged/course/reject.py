@@ -1,0 +1,153 @@
+"""``minipaged mutants``: is the grader itself right? Every mutant must be rejected."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from minipaged.course.catalog import Course, Stage, load_course
+from minipaged.course.judge.run import judge_many
+from minipaged.course.mutants import Mutant, load_mutants, mutant_submission
+from minipaged.course.score_card import make_console
+from minipaged.course.signatures import Signature, graded_checks, save_signatures, signature_of
+from minipaged.errors import CourseError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the graded tests said to one mutant."""
+
+    mutant: Mutant
+    signature: Signature
+
+    @property
+    def rejected(self) -> bool:
+        return bool(self.signature.failed)
+
+
+def grade_mutants(
+    course: Course, stage: Stage, mutants: Sequence[Mutant], checks: Sequence[str] | None = None
+) -> list[Outcome]:
+    """Grade mutants with seed 0.
+
+    Args:
+        checks: those that may run; None for all that say something about code.
+
+    Raises:
+        CourseError: the judge could not do its work; that a check did not run is no rejection.
+    """
+    wanted = graded_checks(stage) if checks is None else list(checks)
+    submissions = [mutant_submission(course, stage, mutant) for mutant in mutants]
+    outcomes = []
+    for mutant, judged in zip(mutants, judge_many(course, stage, submissions, checks=wanted)):
+        idle = [n for n in wanted if n not in judged.checks or judged.checks[n].status == "not run"]
+        if idle:
+            told = judged.note or judged.checks[idle[0]].message
+            raise CourseError(f"mutant {mutant.name}: {idle[0]} did not run: {told}")
+        outcomes.append(Outcome(mutant, signature_of(stage, judged)))
+    return outcomes
+
+
+def killers(signatures: Mapping[str, Signature]) -> dict[str, list[str]]:
+    """Few checks that together reject all mutants: check -> the mutants that it is used on."""
+    left = {name: set(signature.failed) for name, signature in signatures.items()}
+    chosen: dict[str, list[str]] = {}
+    while any(left.values()):
+        counts = {check: 0 for signature in signatures.values() for check in signature.failed}
+        for failed in left.values():
+            for check in failed:
+                counts[check] += 1
+        best = max(counts, key=lambda check: counts[check])
+        chosen[best] = [name for name, failed in left.items() if best in failed]
+        left = {name: failed for name, failed in left.items() if best not in failed}
+    return chosen
+
+
+# --------------------------------------------------------------------------- the command
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``minipaged mutants``."""
+    parser.add_argument("stage", nargs="*", metavar="STAGE", help="default: all stages")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome as JSON")
+    parser.add_argument(
+        "--write", action="store_true", help="put on record how each mutant is rejected"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Grade the mutants of some stages.
+
+    Returns:
+        0 if all are rejected, 1 if not, or if there are none.
+    """
+    course = load_course()
+    stages = [course.stage(name) for name in args.stage] or list(course.stages)
+    outcomes = {}
+    console = make_console()
+    for stage in stages:
+        outcomes[stage.number] = grade_mutants(course, stage, load_mutants(course, stage))
+        _show(console, stage, outcomes[stage.number])
+    found = [outcome for rows in outcomes.values() for outcome in rows]
+    rejected = sum(outcome.rejected for outcome in found)
+    console.print(Text(f"total {len(found)}, rejected {rejected}", "bold"))
+    if args.json:
+        text = json.dumps(_as_data(outcomes), indent=2, ensure_ascii=False)
+        args.json.write_text(text + "\n", encoding="utf-8")
+    if args.write:
+        save_signatures(
+            course,
+            {n: {o.mutant.name: o.signature for o in rows} for n, rows in outcomes.items()},
+        )
+    return 0 if found and rejected == len(found) else 1
+
+
+def _show(console: Console, stage: Stage, outcomes: Sequence[Outcome]) -> None:
+    """A row a mutant: what caught it, and the first thing that was wrong."""
+    rejected = sum(outcome.rejected for outcome in outcomes)
+    console.print(
+        Text.assemble(
+            (f"Stage {stage.key}  {stage.title}", "bold"),
+            (f"   {rejected} of {len(outcomes)} mutants rejected", "dim"),
+        )
+    )
+    for outcome in outcomes:
+        mark, style = ("✓", "green") if outcome.rejected else ("✗", "red")
+        console.print(Text.assemble((f"  {mark} ", style), (outcome.mutant.name, "bold")))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", width=10)
+        table.add_column(overflow="fold")
+        if outcome.rejected:
+            check, value = outcome.signature.first
+            table.add_row("caught by", ", ".join(outcome.signature.failed))
+            table.add_row("says", f"{check}: {value}")
+        else:
+            table.add_row("survives", outcome.mutant.misconception)
+        console.print(Padding(table, (0, 0, 0, 4)))
+    console.print()
+
+
+def _as_data(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    found = [outcome for rows in outcomes.values() for outcome in rows]
+    return {
+        "total": len(found),
+        "rejected": sum(outcome.rejected for outcome in found),
+        "mutants": [
+            {
+                "stage": number,
+                "name": outcome.mutant.name,
+                "rejected": outcome.rejected,
+                "checks": list(outcome.signature.failed),
+                "first_wrong_value": outcome.signature.first[1] if outcome.rejected else None,
+            }
+            for number, rows in outcomes.items()
+            for outcome in rows
+        ],
+    }

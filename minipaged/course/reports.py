@@ -1,0 +1,161 @@
+"""The score for machines: Gradescope, JUnit XML and Classroom 50. No grading package is needed."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from minipaged.course.catalog import Check, Stage
+from minipaged.course.scores import CheckScore, StageScore
+
+#: Limits of Classroom 50.
+MOST_TESTS = 100
+LONGEST_NAME = 100
+
+
+def gradescope(scores: Sequence[StageScore]) -> dict[str, Any]:
+    """The object that Gradescope reads from ``/autograder/results/results.json``.
+
+    One visible test a check, named after its task; ``score`` is the sum of their scores, and
+    what the autograder itself prints stays hidden from students.
+    """
+    return {
+        "score": sum(score.points for score in scores),
+        "output": "\n\n".join(_summary(score) for score in scores),
+        "output_format": "text",
+        "execution_time": round(sum(score.seconds for score in scores), 1),
+        "stdout_visibility": "hidden",
+        "tests": [
+            {
+                "name": name,
+                "number": number,
+                "score": check.points,
+                "max_score": check.total,
+                "status": "passed" if check.status == "passed" else "failed",
+                "output": explain(check),
+                "output_format": "text",
+                "visibility": "visible",
+            }
+            for score in scores
+            for number, name, check in _named(score)
+        ],
+    }
+
+
+def junit(scores: Sequence[StageScore]) -> str:
+    """JUnit XML: one suite a stage, one case a check.
+
+    A check that failed is a failure; one that could not run is skipped, with the reason.
+    """
+    root = ET.Element("testsuites", name="minipaged")
+    for score in scores:
+        cases = list(_named(score))
+        failed = [check for _, _, check in cases if check.status in ("failed", "not run")]
+        skipped = [c for _, _, c in cases if c.status != "passed" and c not in failed]
+        suite = ET.SubElement(
+            root,
+            "testsuite",
+            name=score.stage.folder,
+            tests=str(len(cases)),
+            failures=str(len(failed)),
+            errors="0",
+            skipped=str(len(skipped)),
+            time=f"{score.seconds:.3f}",
+        )
+        properties = ET.SubElement(suite, "properties")
+        for key, value in (("points", score.points), ("total", score.total)):
+            ET.SubElement(properties, "property", name=key, value=str(value))
+        for number, name, check in cases:
+            group = f"{score.stage.folder}.{number.replace('.', '_')}"
+            case = ET.SubElement(suite, "testcase", classname=group, name=_xml(name), time="0")
+            if check in failed:
+                first = check.message.strip().partition("\n")[0]
+                failure = ET.SubElement(case, "failure", message=_xml(first))
+                failure.text = _xml(explain(check))
+            elif check in skipped:
+                ET.SubElement(case, "skipped", message=check.status)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def classroom50(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """Declarative tests of Classroom 50, for ``gh teacher assignment add … --tests FILE``.
+
+    The first makes the environment and has no points; then one for each check or, where that
+    would be more than a hundred, for each task.
+    """
+    setup = {
+        "name": "setup",
+        "type": "run",
+        "run": "make setup TORCH=cpu",
+        "timeout": 600,
+        "points": 0,
+    }
+    rows = [
+        _declared(f"{stage.key} {check.title}", stage, [check])
+        for stage in stages
+        for check in stage.checks()
+    ]
+    if len(rows) >= MOST_TESTS:
+        rows = [_declared(name, stage, c) for stage in stages for name, c in _groups(stage)]
+    return [setup, *rows]
+
+
+def _groups(stage: Stage) -> Iterator[tuple[str, list[Check]]]:
+    for task in stage.tasks:
+        yield f"{task.id} {task.title}", list(task.checks)
+    if stage.robustness:
+        yield f"{stage.key} robustness", list(stage.robustness)
+    if stage.counterexample is not None:
+        yield f"{stage.key} counterexample", [stage.counterexample_check]
+
+
+def _declared(name: str, stage: Stage, checks: Sequence[Check]) -> dict[str, Any]:
+    # Each command starts in a shell of its own: no environment is active there.
+    wanted = " ".join(f"--check {check.name}" for check in checks)
+    return {
+        "name": name.encode()[:LONGEST_NAME].decode(errors="ignore"),
+        "type": "run",
+        "run": f".venv/bin/minipaged grade {stage.key} {wanted}",
+        "timeout": 120,
+        "points": sum(check.points for check in checks),
+    }
+
+
+# --------------------------------------------------------------------------- text
+def explain(check: CheckScore) -> str:
+    """All that is known of a check, as plain text; empty if it passed."""
+    if check.status == "passed":
+        return ""
+    told = [check.message.strip() or check.status]
+    for title, text in (("calls", check.transcript), ("printed", check.output)):
+        if text.strip():
+            told.append(f"{title}:\n{text.rstrip()}")
+    return "\n\n".join(told)
+
+
+def _named(score: StageScore) -> Iterator[tuple[str, str, CheckScore]]:
+    """(number, name, check) of every check of a stage."""
+    for task in score.tasks:
+        for check in task.checks:
+            yield task.task.id, f"{task.task.id} {task.task.title}: {check.check.title}", check
+    key = score.stage.key
+    for check in score.robustness:
+        yield f"{key}.robustness", f"{key} robustness: {check.check.title}", check
+    if score.counterexample is not None:
+        yield f"{key}.counterexample", f"{key} counterexample", score.counterexample
+
+
+def _summary(score: StageScore) -> str:
+    stage = score.stage
+    lines = [f"Stage {stage.key}, {stage.title}: {score.points} of {score.total} points"]
+    lines += [f"{t.task.id} {t.task.title}: {t.points} of {t.total}" for t in score.tasks]
+    lines += [text for text in (score.note, score.diagnosis) if text]
+    return "\n".join(lines)
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML 1.0 cannot hold, whatever a submission has printed."""
+    return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)

@@ -1,0 +1,230 @@
+"""The score card on a terminal: points first, then what failed, then what to do next.
+
+In a pipe the same lines come without color, 100 columns wide.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from minipaged.course.catalog import Course
+from minipaged.course.next_step import NextStep, program
+from minipaged.course.progress import ScoreRecord
+from minipaged.course.scores import CheckScore, StageScore, TaskScore
+
+WIDTH = 100
+#: Failures that are shown with the calls that led there; the rest are told in their message alone.
+IN_FULL = 3
+
+_MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not run": ("✗", "red")}
+
+
+def make_console(file: IO[str] | None = None) -> Console:
+    """A console for the card: the terminal's width, but no more than can be read with ease."""
+    console = Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False)
+    width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+
+
+# --------------------------------------------------------------------------- one stage
+def show_stage(console: Console, score: StageScore, record: ScoreRecord | None = None) -> None:
+    """A stage's points and failures.
+
+    Args:
+        record: the stage's last scores, this one included: a drop is told.
+    """
+    console.print(_heading(console, score, record))
+    console.print(_points(score))
+    console.print(Padding(_sums(score), (1, 0, 0, 2)))
+    if score.note:
+        console.print(Padding(Text(score.note, "yellow"), (1, 0, 0, 2)))
+    failures = [check for check in score.checks if check.status in ("failed", "not run")]
+    for number, check in enumerate(failures):
+        console.print(_failure(score, check, in_full=number < IN_FULL))
+    broken = dict.fromkeys(c.message for c in score.checks if c.status == "broken")
+    for message in broken:
+        console.print(Padding(Text(message, "red"), (1, 0, 0, 2)))
+    if score.diagnosis:
+        text = Text.assemble(("This looks like a known misconception: ", "bold"), score.diagnosis)
+        console.print(Padding(text, (1, 0, 0, 2)))
+    console.print()
+
+
+def _heading(console: Console, score: StageScore, record: ScoreRecord | None) -> RenderableType:
+    stage = score.stage
+    left = Text.assemble((f"Stage {stage.key}", "bold"), f"  {stage.title}")
+    if record is not None and record.dropped:
+        right = Text(f"was {record.best}, now {score.points} of {score.total} points", "yellow")
+    else:
+        right = Text(f"{score.points} of {score.total} points", "green" if score.whole else "bold")
+    line = Table.grid(expand=True)
+    line.add_column()
+    line.add_column(justify="right")
+    line.add_row(left, right)
+    return Group(line, Text("─" * console.width, "dim"))
+
+
+def _points(score: StageScore) -> Table:
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(width=5)
+    table.add_column(ratio=1, overflow="fold")
+    table.add_column(justify="right")
+    table.add_column(justify="right", width=7)
+    for task in score.tasks:
+        _add_task(table, task)
+    if score.robustness:
+        earned, total = _sum(score.robustness)
+        _add_title(table, "", "Robustness", "", earned, total)
+        for check in score.robustness:
+            _add_check(table, check)
+    if score.counterexample is not None:
+        check = score.counterexample
+        word = "" if check.status in ("passed", "failed") else check.status
+        _add_title(table, "", "Counterexample", word, check.points, check.total)
+    return table
+
+
+def _add_task(table: Table, task: TaskScore) -> None:
+    word = {"ready": "", "broken": "cannot be read", "taken": "taken, 0"}.get(
+        task.state, task.state
+    )
+    _add_title(table, task.task.id, task.task.title, word, task.points, task.total)
+    if task.state == "ready":
+        for check in task.checks:
+            _add_check(table, check)
+
+
+def _add_title(table: Table, number: str, title: str, word: str, points: int, total: int) -> None:
+    style = "green" if points == total else ""
+    table.add_row(
+        Text(f"  {number}", "bold"),
+        Text(title, "bold"),
+        Text(word, "dim"),
+        Text(f"{points} / {total}", style),
+    )
+
+
+def _add_check(table: Table, check: CheckScore) -> None:
+    mark, style = _MARKS.get(check.status, ("·", "dim"))
+    word: str = "" if check.status in ("passed", "failed") else check.status
+    if check.status.startswith("parent"):
+        word += f" ({check.check.parent})"
+    title = Text.assemble((f"{mark} ", style), (check.check.title, "dim" if mark == "·" else ""))
+    table.add_row("", title, Text(word, "dim"), Text(f"{check.points} / {check.total}", "dim"))
+
+
+def _sum(checks: Sequence[CheckScore]) -> tuple[int, int]:
+    return sum(check.points for check in checks), sum(check.total for check in checks)
+
+
+def _sums(score: StageScore) -> Text:
+    """Functionality and robustness apart."""
+    kinds = {
+        "functionality": [check for task in score.tasks for check in task.checks],
+        "robustness": list(score.robustness),
+        "counterexample": [score.counterexample] if score.counterexample else [],
+    }
+    words = []
+    for name, checks in kinds.items():
+        if checks:
+            words.append("{} {} of {}".format(name, *_sum(checks)))
+    if score.seeds:
+        words.append(f"seed {' and '.join(map(str, score.seeds))}")
+    words.append(f"{score.seconds:.1f} s")
+    return Text("   ".join(words), "dim")
+
+
+# --------------------------------------------------------------------------- one failure
+def show_check(console: Console, check: CheckScore) -> None:
+    """One check by itself, with everything that is known of it."""
+    mark, style = _MARKS.get(check.status, ("·", "dim"))
+    line = Text.assemble((f"{mark} ", style), (check.check.title, "bold"))
+    line.append(f"  {check.status}  {check.points} / {check.total}", "dim")
+    console.print(line)
+    if check.message:
+        console.print(Group(*_told(check, in_full=True)))
+
+
+def _failure(score: StageScore, check: CheckScore, in_full: bool) -> RenderableType:
+    title = Text.assemble(("✗ ", "red"), (check.check.title, "bold"))
+    task = score.task_of(check)
+    if task is not None:
+        what = "robustness of task" if check.check.parent else "task"
+        title.append(f"  {what} {task.task.id}", "dim")
+    more = check.transcript or check.output
+    rest: list[RenderableType] = list(_told(check, in_full))
+    if more and not in_full:
+        command = f"{program()} grade {score.stage.key} --check {check.check.name}"
+        rest.append(Padding(Text(f"the calls: {command}", "dim"), (0, 0, 0, 4)))
+    return Group(Text(), Padding(title, (0, 0, 0, 2)), *rest)
+
+
+def _told(check: CheckScore, in_full: bool) -> Iterator[RenderableType]:
+    first, _, rest = check.message.strip().partition("\n")
+    yield Padding(Text(first, "red"), (0, 0, 0, 4))
+    if rest:
+        yield Padding(Text(rest), (0, 0, 0, 4))
+    for title, text in (("calls", check.transcript), ("printed", check.output)):
+        if text.strip() and in_full:
+            yield Padding(Text(title, "dim"), (0, 0, 0, 4))
+            yield Padding(Text(text.rstrip()), (0, 0, 0, 6))
+
+
+# --------------------------------------------------------------------------- several stages
+def show_total(console: Console, scores: Sequence[StageScore]) -> None:
+    """All graded stages together, functionality and robustness apart."""
+    checks = [check for score in scores for check in score.checks]
+    earned, total = _sum(checks)
+    robust, of = _sum([check for score in scores for check in score.robustness])
+    text = Text.assemble(
+        ("All stages  ", "bold"),
+        (f"{earned} of {total} points", "green" if earned == total else "bold"),
+        (f"   {robust} of {of} of them robustness", "dim"),
+    )
+    console.print(text)
+    console.print()
+
+
+def show_progress(console: Console, course: Course, records: dict[str, ScoreRecord]) -> None:
+    """A line a stage: its points and when it was last graded."""
+    console.print(Text(course.title, "bold"))
+    table = Table.grid(padding=(0, 2))
+    for column in range(5):
+        table.add_column(justify="right" if column == 2 else "left")
+    for stage in course.stages:
+        record = records.get(stage.number)
+        points = f"{record.points if record else 0} of {stage.points}"
+        word = "not graded yet"
+        if record is not None:
+            word = f"{record.date:%d %b %Y}".lstrip("0")
+        drop = f"was {record.best}, now {record.points}" if record and record.dropped else ""
+        whole = record is not None and record.points == stage.points
+        table.add_row(
+            Text(f"  {stage.key}", "bold"),
+            stage.title,
+            Text(points, "green" if whole else ""),
+            Text(word, "dim"),
+            Text(drop, "yellow"),
+        )
+    console.print(table)
+    earned = sum(record.points for record in records.values())
+    total = sum(stage.points for stage in course.stages)
+    console.print(Padding(Text(f"{earned} of {total} points", "bold"), (1, 0, 1, 2)))
+
+
+def show_next(console: Console, step: NextStep) -> None:
+    """The last thing on the screen."""
+    console.print(Text(step.heading, "bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for what, how in step.rows:
+        table.add_row(f"  {what}", Text(how))
+    console.print(table)

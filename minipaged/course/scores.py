@@ -1,0 +1,208 @@
+"""What a submission earns: the rounds of the judge turned into points.
+
+A check gives all its points or none. A task that is not written, or whose answer was taken,
+earns nothing and its checks do not run; a check of robustness counts only where its parent task
+is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from minipaged.course.catalog import Check, Stage, Task
+from minipaged.course.submission import Submission, TaskState
+
+if TYPE_CHECKING:
+    from minipaged.course.judge.run import Judged
+
+Status = Literal[
+    "passed", "failed", "not run", "not started", "taken", "broken", "parent failed", "parent taken"
+]
+_ABSENT: Mapping[TaskState, Status] = {
+    "ready": "not run",
+    "not started": "not started",
+    "taken": "taken",
+    "broken": "broken",
+}
+
+
+@dataclass(frozen=True)
+class CheckScore:
+    """One check.
+
+    Attributes:
+        message: why it earned nothing, for those that failed or could not run.
+        transcript: the calls that led there.
+        output: what the submission printed.
+    """
+
+    check: Check
+    status: Status
+    message: str = ""
+    transcript: str = ""
+    output: str = ""
+
+    @property
+    def points(self) -> int:
+        return self.check.points if self.status == "passed" else 0
+
+    @property
+    def total(self) -> int:
+        return self.check.points
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """One task, and whether its code was there to be graded."""
+
+    task: Task
+    state: TaskState
+    checks: tuple[CheckScore, ...]
+
+    @property
+    def points(self) -> int:
+        return sum(check.points for check in self.checks)
+
+    @property
+    def total(self) -> int:
+        return sum(check.total for check in self.checks)
+
+    @property
+    def whole(self) -> bool:
+        return self.points == self.total
+
+
+@dataclass(frozen=True)
+class StageScore:
+    """One stage.
+
+    Attributes:
+        counterexample: None where the stage asks for none.
+        seeds: of the rounds that were graded.
+        note: what kept the judge from its work, if anything did.
+        seconds: that grading took.
+        diagnosis: what the submission seems to believe, if it fails as a known mutant does.
+    """
+
+    stage: Stage
+    submission: Submission
+    tasks: tuple[TaskScore, ...]
+    robustness: tuple[CheckScore, ...]
+    counterexample: CheckScore | None
+    seeds: tuple[int, ...] = ()
+    note: str = ""
+    seconds: float = 0.0
+    diagnosis: str = ""
+
+    @property
+    def checks(self) -> list[CheckScore]:
+        """All checks, in the order of the score card."""
+        found = [check for task in self.tasks for check in task.checks]
+        return [*found, *self.robustness, *([self.counterexample] if self.counterexample else [])]
+
+    @property
+    def points(self) -> int:
+        return sum(check.points for check in self.checks)
+
+    @property
+    def total(self) -> int:
+        return sum(check.total for check in self.checks)
+
+    @property
+    def whole(self) -> bool:
+        return self.points == self.total
+
+    def task_of(self, check: CheckScore) -> TaskScore | None:
+        """The task that a check belongs to, or whose robustness it tests."""
+        for task in self.tasks:
+            if check in task.checks or check.check.parent == task.task.id:
+                return task
+        return None
+
+
+def runnable(stage: Stage, submission: Submission, trace_started: bool) -> list[str]:
+    """The checks that have something to run on."""
+    ready = {task.id for task in stage.tasks if submission.task_state(task) == "ready"}
+    found = [c.name for task in stage.tasks if task.id in ready for c in task.checks]
+    found += [check.name for check in stage.robustness if check.parent in ready]
+    if stage.counterexample is not None and trace_started:
+        found.append(stage.counterexample_check.name)
+    return found
+
+
+def score(
+    stage: Stage,
+    submission: Submission,
+    rounds: Sequence[Judged],
+    *,
+    trace_started: bool,
+    diagnosis: str = "",
+    seconds: float = 0.0,
+) -> StageScore:
+    """Points from rounds of grading.
+
+    Args:
+        rounds: the first ran all that could be run, each later one what had passed until then.
+            A check must pass in all of them.
+    """
+    asked = set(runnable(stage, submission, trace_started))
+    tasks = []
+    for task in stage.tasks:
+        state = submission.task_state(task)
+        checks = tuple(
+            _check(check, rounds)
+            if check.name in asked
+            else CheckScore(check, _ABSENT[state], submission.files[task.part].error)
+            for check in task.checks
+        )
+        tasks.append(TaskScore(task, state, checks))
+    by_id = {task.task.id: task for task in tasks}
+    robustness = tuple(_robustness(check, by_id[str(check.parent)], rounds)
+                       for check in stage.robustness)  # fmt: skip
+    counterexample = None
+    if stage.counterexample is not None:
+        check = stage.counterexample_check
+        counterexample = (
+            _check(check, rounds) if trace_started else CheckScore(check, "not started")
+        )
+    return StageScore(
+        stage,
+        submission,
+        tuple(tasks),
+        robustness,
+        counterexample,
+        seeds=tuple(judged.seed for judged in rounds),
+        note=next((judged.note for judged in rounds if judged.note), ""),
+        seconds=seconds,
+        diagnosis=diagnosis,
+    )
+
+
+def _check(check: Check, rounds: Sequence[Judged]) -> CheckScore:
+    """What the rounds say of a check: the first that it does not pass decides."""
+    for number, judged in enumerate(rounds):
+        result = judged.checks.get(check.name)
+        if result is None:
+            return CheckScore(check, "not run", judged.note or "the judge has no result for it")
+        if result.status != "passed":
+            message = result.message
+            if number:
+                message += (
+                    f"\n(The cases of seed {rounds[0].seed} pass. "
+                    f"Repeat this one with --seed {judged.seed}.)"
+                )
+            status: Status = "failed" if result.status == "failed" else "not run"
+            return CheckScore(check, status, message, result.transcript, result.output)
+    if not rounds:
+        return CheckScore(check, "not run", "nothing was graded")
+    return CheckScore(check, "passed")
+
+
+def _robustness(check: Check, parent: TaskScore, rounds: Sequence[Judged]) -> CheckScore:
+    if parent.state == "taken":
+        return CheckScore(check, "parent taken")
+    if not parent.whole:
+        return CheckScore(check, "parent failed")
+    return _check(check, rounds)
