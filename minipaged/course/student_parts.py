@@ -237,4 +237,5 @@ def _last_score(course: Course, stage: Stage) -> str:
     score = last_scores(course.root).get(stage.number)
     if score is None:
         return f"stage {stage.key} is not graded yet"
-    return f"stage {stage.key}: {score.points} of {score.total} points, {score.date}"
+    day = f"{score.date.day} {score.date:%b}"
+    return f"stage {stage.key}: {score.points} of {score.total} points, {day}"
