@@ -574,7 +574,7 @@ def test_an_engine_that_fails_on_what_a_part_returned_names_the_students_files(d
     status, _, err = generate(capsys, "--parts", str(desk.folder))
     assert status == 1
     assert "TypeError: " in err
-    assert re.search(r"this came up in the engine \(minipaged/.*\.py, line \d+\)", err)
+    assert re.search(r"this came up in the engine \(.*\.py, line \d+\)", err)
     assert "block_allocator.py (`minipaged grade 2`)" in err
 
 
