@@ -7,11 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import libcst as cst
 
 from minipaged.course import syntax
-from minipaged.course.syntax import Statement, code, names_defined, names_used
+from minipaged.course.syntax import INDENT, LINE_LENGTH, Statement, code, names_defined, names_used
 from minipaged.errors import CourseError
-
-LINE_LENGTH = 100
-INDENT = 4
 
 
 def project(
@@ -112,15 +109,4 @@ def _import_of(node: cst.BaseSmallStatement, unused: set[str]) -> cst.BaseSmallS
     assert isinstance(node, syntax.Import)
     found = syntax.aliases(node)
     left = [alias for alias in found if syntax.bound_name(alias) not in unused]
-    if len(left) == len(found):
-        return node
-    if not left:
-        return None
-    names = [syntax.plain(alias) for alias in left]
-    head = f"from {syntax.origin(node)} import " if isinstance(node, cst.ImportFrom) else "import "
-    text = head + ", ".join(names)
-    if len(text) > LINE_LENGTH:
-        text = f"{head}(\n" + "".join(f"{' ' * INDENT}{name},\n" for name in names) + ")"
-    line = cst.parse_statement(text)
-    assert isinstance(line, cst.SimpleStatementLine)
-    return line.body[0]
+    return syntax.with_aliases(node, left) if left else None

@@ -9,7 +9,7 @@ import libcst as cst
 
 from minipaged.course import syntax
 from minipaged.course.catalog import Course, Part, Stage
-from minipaged.course.projection import LINE_LENGTH, project
+from minipaged.course.projection import project
 from minipaged.course.stubs import is_stub as is_stub
 from minipaged.course.stubs import stub_message as stub_message
 from minipaged.errors import CourseError
@@ -94,7 +94,7 @@ def _column(title: str, rows: list[str]) -> list[str]:
 
 
 def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, LINE_LENGTH - 2)
+    return textwrap.wrap(text, syntax.LINE_LENGTH - 2)
 
 
 def _guide(course: Course, stage: Stage, part: Part) -> str:

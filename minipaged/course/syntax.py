@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeGuard, TypeVar
 
 import libcst as cst
 
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 Import = cst.Import | cst.ImportFrom
 
+LINE_LENGTH = 100
+INDENT = 4
+
+_T = TypeVar("_T", bound=cst.BaseStatement)
 _SECTION = re.compile(r"# -{5,}")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -99,6 +103,21 @@ def plain(alias: cst.ImportAlias) -> str:
     return code(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT)).strip()
 
 
+def with_aliases(node: Import, names: Sequence[cst.ImportAlias]) -> Import:
+    """The import, of these names; one that has as many is as it was."""
+    if len(names) == len(aliases(node)):
+        return node
+    head = f"from {origin(node)} import " if isinstance(node, cst.ImportFrom) else "import "
+    text = head + ", ".join(map(plain, names))
+    if len(text) > LINE_LENGTH:
+        text = f"{head}(\n" + "".join(f"{' ' * INDENT}{plain(a)},\n" for a in names) + ")"
+    (line,) = cst.parse_module(text).body
+    assert isinstance(line, cst.SimpleStatementLine)
+    (small,) = line.body
+    assert isinstance(small, Import)
+    return small
+
+
 def names_used(node: cst.CSTNode) -> set[str]:
     """Names that an import could have given: those of attributes and keywords are left out, and so
     are the imports themselves; those in a quoted annotation are not."""
@@ -178,3 +197,64 @@ def _without_blanks(lines: list[cst.EmptyLine]) -> list[cst.EmptyLine]:
 
 def _is_section(line: cst.EmptyLine) -> bool:
     return line.comment is not None and _SECTION.match(line.comment.value) is not None
+
+
+# --------------------------------------------------------------------------- functions
+def head(node: cst.FunctionDef | cst.ClassDef) -> str:
+    """Decorators and signature, or decorators and bases, without the body."""
+    bare = node.with_changes(
+        body=cst.SimpleStatementSuite([cst.Expr(cst.Ellipsis())]), leading_lines=[]
+    )
+    return code(bare).strip().removesuffix("...").rstrip()
+
+
+def body_without_docstring(function: cst.FunctionDef) -> list[cst.BaseStatement]:
+    """The statements that do something."""
+    body = statements(function.body)
+    doc = docstring(body)
+    if doc is None:
+        return body
+    rest = [doc.with_changes(body=doc.body[1:], leading_lines=[])] if len(doc.body) > 1 else []
+    return [*rest, *body[1:]]
+
+
+def with_body(target: cst.FunctionDef, source: cst.FunctionDef) -> cst.FunctionDef:
+    """``target`` with the body of ``source``, comments included; the docstring is the target's if
+    it has one."""
+    own = docstring(statements(target.body))
+    theirs = docstring(statements(source.body))
+    doc = own or theirs
+    whole = body_without_docstring(source)
+    if doc is not None:
+        doc = doc.with_changes(body=doc.body[:1])
+        whole.insert(0, doc if theirs is None else with_comments(doc, theirs))
+    if isinstance(source.body, cst.IndentedBlock):
+        return target.with_changes(body=source.body.with_changes(body=whole))
+    # It stood behind the colon: its comment, if any, goes with its last statement.
+    assert isinstance(source.body, cst.SimpleStatementSuite)
+    last = whole[-1].with_changes(trailing_whitespace=source.body.trailing_whitespace)
+    return target.with_changes(body=cst.IndentedBlock([*whole[:-1], last]))
+
+
+def comments(node: cst.CSTNode) -> list[str]:
+    """The comments in a node, in order."""
+    found = [node.value] if isinstance(node, cst.Comment) else []
+    return found + [text for child in node.children for text in comments(child)]
+
+
+def comments_within(body: Iterable[cst.BaseStatement]) -> list[str]:
+    """The comments in statements, but for those above one of them."""
+    bare = (statement.with_changes(leading_lines=[]) for statement in body)
+    return [text for statement in bare for text in comments(statement)]
+
+
+def with_comments(statement: _T, other: cst.BaseStatement) -> _T:
+    """The statement, with the comments that stand above another one and not above it."""
+    mine = list(getattr(statement, "leading_lines", ()))
+    known = {line.comment.value for line in mine if line.comment is not None}
+    more = [
+        line
+        for line in getattr(other, "leading_lines", ())
+        if line.comment is not None and line.comment.value not in known
+    ]
+    return statement.with_changes(leading_lines=[*mine, *more]) if more else statement
