@@ -17,7 +17,7 @@
 # [lesson 03](../lessons/03-block-table.md) first. A task that you have not written yet is taken
 # from the reference, and the notebook says so.
 #
-# Three times you will be asked for a prediction. Write it down before you run the cell, then
+# Four times you will be asked for a prediction. Write it down before you run the cell, then
 # change the value that the cell names and predict again.
 
 # %%
@@ -152,60 +152,7 @@ axes.grid(alpha=0.3)
 plt.show()
 
 # %% [markdown]
-# ## 3. What block size wastes
-#
-# Eight requests of different lengths run in the real engine, once for each block size, on your
-# parts. After each step we ask the tables how many of the slots that they hold are empty.
-#
-# **Prediction 3.** From `B = 16` to `B = 64`: does the empty share double, grow fourfold, or
-# more? Then give the requests longer prompts (`PROMPT_TOKENS`) and predict what the same curve
-# does.
-
-# %%
-PROMPT_TOKENS = 20
-SIZES = [1, 4, 16, 32, 64]
-
-llm = LLM(
-    "opt-stories",
-    parts=parts,
-    cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=512 // BLOCK_SIZE, num_cpu_blocks=0),
-)
-story = llm.tokenizer.encode("Once upon a time a small boat sailed to the moon. " * 40)
-
-
-def empty_share(block_size):
-    """Share of the held slots that hold no token: a mean over the steps of a run."""
-    cache = replace(
-        llm.cache_config, block_size=block_size, num_gpu_blocks=-(-2048 // block_size) + 8
-    )
-    engine = llm.make_engine(cache, SchedulerConfig())
-    for i in range(8):
-        prompt = story[: PROMPT_TOKENS + 3 * i]
-        wish = SamplingParams(temperature=0, max_tokens=20 + i, ignore_eos=True)
-        engine.add_request(str(i), prompt, wish)
-    held = empty = 0
-    while engine.has_unfinished():
-        engine.step()
-        for table in engine.kv.tables.values():
-            held += len(table.blocks) * block_size
-            empty += table.num_free_slots
-    return empty / held
-
-
-shares = {size: empty_share(size) for size in SIZES}
-for size, share in shares.items():
-    print(f"B = {size:3}: {share:6.1%} of the held slots are empty")
-
-figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
-axes.plot(list(shares), [100 * share for share in shares.values()], "o-")
-axes.set(xlabel="block size B (tokens)", ylabel="empty (%)", xscale="log", xticks=SIZES)
-axes.set_xticks(SIZES, [str(size) for size in SIZES])
-axes.set_title("Held slots that hold no token")
-axes.grid(alpha=0.3)
-plt.show()
-
-# %% [markdown]
-# ## 4. Attention through a table is attention
+# ## 3. Attention through a table is attention
 #
 # One ragged batch: two decodes, a chunk of 5 tokens after a history, and a whole prompt. The
 # engine's own `InputBuilder` makes the flat arrays from your tables. Every slot that holds no
@@ -253,12 +200,12 @@ def attention_error(kv_head_of):
         end += count
     attention.write(new_k, new_v, k_cache, v_cache, batch)
     out = attention.attend(q, k_cache, v_cache, batch, HEAD_DIM**-0.5)
-    end, error = 0, 0.0
+    end, differences = 0, []
     for count, k, v in sequences:
         dense = dense_attention(q[end : end + count], k, v, kv_head_of)
-        error = max(error, float((out[end : end + count] - dense).abs().max()))
+        differences.append((out[end : end + count] - dense).abs().max())
         end += count
-    return error, batch
+    return float(torch.stack(differences).max()), batch  # NaN stays NaN
 
 
 group = QUERY_HEADS // NUM_KV_HEADS
@@ -269,13 +216,68 @@ print("slot_mapping:", batch.slot_mapping.tolist())
 print(f"largest difference from dense attention: {error:.1e} (must be below 1e-05)")
 
 # %% [markdown]
-# **Prediction 4.** The next cell compares with a dense attention whose query head `h` reads KV
+# **Prediction 3.** The next cell compares with a dense attention whose query head `h` reads KV
 # head `h % num_kv_heads`, a common mistake. For which values of `NUM_KV_HEADS` can nobody tell
 # the difference? Change it in the first cell, run again, and see.
 
 # %%
 modulo_error, _ = attention_error(lambda h: h % NUM_KV_HEADS)
 print(f"{NUM_KV_HEADS} KV heads: largest difference {modulo_error:.1e}")
+
+# %% [markdown]
+# ## 4. What block size wastes
+#
+# Eight requests of different lengths run in the real engine, once for each block size, on your
+# parts. After each step we ask the tables how many of the slots that they hold are empty.
+#
+# **Prediction 4.** From `B = 16` to `B = 64`: does the empty share double, grow fourfold, or
+# more? Then give the requests longer prompts (`PROMPT_TOKENS`) and predict what the same curve
+# does.
+
+# %%
+PROMPT_TOKENS = 20
+SIZES = [1, 4, 16, 32, 64]
+
+llm = LLM(
+    "opt-stories",
+    parts=parts,
+    cache=CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks=512 // BLOCK_SIZE, num_cpu_blocks=0),
+)
+story = llm.tokenizer.encode("Once upon a time a small boat sailed to the moon. " * 40)
+
+
+def empty_share(block_size):
+    """Share of the held slots that hold no token: a mean over the steps of a run."""
+    cache = replace(
+        llm.cache_config, block_size=block_size, num_gpu_blocks=-(-2048 // block_size) + 8
+    )
+    engine = llm.make_engine(cache, SchedulerConfig())
+    for i in range(8):
+        prompt = story[: PROMPT_TOKENS + 3 * i]
+        wish = SamplingParams(temperature=0, max_tokens=20 + i, ignore_eos=True)
+        engine.add_request(str(i), prompt, wish)
+    held = empty = 0
+    while engine.has_unfinished():
+        engine.step()
+        for table in engine.kv.tables.values():
+            held += len(table.blocks) * block_size
+            empty += table.num_free_slots
+    if not held:
+        raise RuntimeError("no request got as far as one token: is section 3 right?")
+    return empty / held
+
+
+shares = {size: empty_share(size) for size in SIZES}
+for size, share in shares.items():
+    print(f"B = {size:3}: {share:6.1%} of the held slots are empty")
+
+figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
+axes.plot(list(shares), [100 * share for share in shares.values()], "o-")
+axes.set(xlabel="block size B (tokens)", ylabel="empty (%)", xscale="log", xticks=SIZES)
+axes.set_xticks(SIZES, [str(size) for size in SIZES])
+axes.set_title("Held slots that hold no token")
+axes.grid(alpha=0.3)
+plt.show()
 
 # %% [markdown]
 # ## 5. Text from your paged cache
