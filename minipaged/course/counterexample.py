@@ -64,7 +64,8 @@ def read_trace(path: Path) -> list[str]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CourseError(
-            f"{path} cannot be read: {error.strerror}; `minipaged sync` writes a new one"
+            f"{path.parent.name}/{path.name} cannot be read: {error.strerror}; "
+            "`minipaged sync` writes a new one"
         ) from None
     except UnicodeDecodeError:
         raise CourseError(f"{path.name} is not text in UTF-8") from None

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from minipaged.course.catalog import Check, Course, Stage, load_course
-from minipaged.course.counterexample import is_started, trace_path
+from minipaged.course.counterexample import is_started, judge_trace, trace_path
 from minipaged.course.judge.run import Judged, judge
 from minipaged.course.next_step import after_grading, from_record, is_done
 from minipaged.course.progress import last_scores, record_score
@@ -60,17 +61,18 @@ def grade_stage(
         user: whom the submission runs as, as :func:`~minipaged.course.judge.run.judge` says.
     """
     began = time.monotonic()
-    started = _trace_started(course, stage, submission)
+    folder = _trace_folder(course, submission)
+    started = folder is not None and is_started(trace_path(stage, folder))
     wanted = runnable(stage, submission, started)
     wanted = [name for name in wanted if only is None or name in only]
     rounds: list[Judged] = []
     for each in (0, 1 + secrets.randbelow(SEEDS)) if seed is None else (seed,):
         if wanted:
             judged = run_judge(course, stage, submission, seed=each, checks=wanted, user=user)
-            wanted = [n for n in wanted if n in judged.checks and _passed(judged, n)]
+            wanted = [name for name in wanted if _passed(judged, name)]
             rounds.append(judged)
     mutant = diagnose(course, stage, rounds[0]) if rounds else None
-    return score(
+    result = score(
         stage,
         submission,
         rounds,
@@ -78,17 +80,27 @@ def grade_stage(
         diagnosis=mutant.misconception if mutant else "",
         seconds=time.monotonic() - began,
     )
+    return _with_finding(course, result)
+
+
+def _with_finding(course: Course, result: StageScore) -> StageScore:
+    """Say also of a trace that earned its points where the two differ."""
+    check = result.counterexample
+    folder = _trace_folder(course, result.submission)
+    if check is None or check.status != "passed" or folder is None:
+        return result
+    verdict = judge_trace(course, result.stage, trace_path(result.stage, folder))
+    return replace(result, counterexample=replace(check, message=verdict.found))
 
 
 def _passed(judged: Judged, name: str) -> bool:
-    return judged.checks[name].status == "passed"
+    return name in judged.checks and judged.checks[name].status == "passed"
 
 
-def _trace_started(course: Course, stage: Stage, submission: Submission) -> bool:
-    folder = submission.folder
+def _trace_folder(course: Course, submission: Submission) -> Path | None:
     if submission.name == "ref":  # the reference has no file of its own for a trace
-        folder = impl_folder(course, "solutions")
-    return folder is not None and is_started(trace_path(stage, folder))
+        return impl_folder(course, "solutions")
+    return submission.folder
 
 
 # --------------------------------------------------------------------------- the command
@@ -111,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="grade this check of the stage alone; may be given several times",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="grade one round, with this seed")
+    parser.add_argument("--seed", type=_seed, metavar="N", help="grade one round, with this seed")
     parser.add_argument(
         "--keep-user",
         action="store_true",
@@ -125,6 +137,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write Classroom 50's declarative tests, and grade nothing",
     )
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"a seed is a whole number from 0 on, not {text!r}")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

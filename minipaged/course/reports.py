@@ -9,6 +9,7 @@ from typing import Any
 
 from minipaged.course.catalog import Check, Stage
 from minipaged.course.scores import CheckScore, StageScore
+from minipaged.errors import CourseError
 
 #: Limits of Classroom 50.
 MOST_TESTS = 100
@@ -85,6 +86,9 @@ def classroom50(stages: Sequence[Stage]) -> list[dict[str, Any]]:
 
     The first makes the environment and has no points; then one for each check or, where that
     would be more than a hundred, for each task.
+
+    Raises:
+        CourseError: there are more than a hundred tasks.
     """
     setup = {
         "name": "setup",
@@ -100,6 +104,11 @@ def classroom50(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     ]
     if len(rows) >= MOST_TESTS:
         rows = [_declared(name, stage, c) for stage in stages for name, c in _groups(stage)]
+    if len(rows) >= MOST_TESTS:
+        raise CourseError(
+            f"Classroom 50 takes at most {MOST_TESTS} tests, and these are {len(rows) + 1}: name "
+            "the stages of one assignment"
+        )
     return [setup, *rows]
 
 

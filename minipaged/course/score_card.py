@@ -88,6 +88,8 @@ def _points(score: StageScore) -> Table:
         check = score.counterexample
         word = "" if check.status in ("passed", "failed") else check.status
         _add_title(table, "", "Counterexample", word, check.points, check.total)
+        if check.status == "passed" and check.message:
+            table.add_row("", Text(check.message, "dim"))
     return table
 
 
