@@ -24,7 +24,7 @@ def project(
     Raises:
         CourseError: a symbol that the module does not define.
     """
-    module = cst.parse_module(source)
+    module = syntax.module(source)
     strip = _Strip(messages, frozenset(drop))
     body = strip.body(module.body)
     if missing := {*messages, *drop} - strip.seen:
@@ -35,7 +35,7 @@ def project(
     wanted = names_used(module) - set(keep)
     while True:  # what is left of an import may itself be the last use of a name: TYPE_CHECKING
         unused = wanted - names_used(module.with_changes(body=body))
-        pruned = _prune(body, unused)
+        pruned = prune_imports(body, unused)
         if len(pruned) == len(body) and all(map(cst.CSTNode.deep_equals, pruned, body)):
             return module.with_changes(body=body, footer=footer)
         body = pruned
@@ -87,13 +87,13 @@ def with_stub(function: cst.FunctionDef, message: str, depth: int) -> cst.Functi
     return function.with_changes(body=cst.IndentedBlock(body))
 
 
-def _prune(body: Iterable[cst.BaseStatement], unused: set[str]) -> list[cst.BaseStatement]:
+def prune_imports(body: Iterable[cst.BaseStatement], unused: set[str]) -> list[cst.BaseStatement]:
     """Imports of names that nothing uses any more go: they would tell how the answer works."""
 
     def change(statement: Statement) -> Statement | None:
         if syntax.is_type_checking(statement):
             assert isinstance(statement.body, cst.IndentedBlock)
-            inner = _prune(statement.body.body, unused)
+            inner = prune_imports(statement.body.body, unused)
             return statement.with_deep_changes(statement.body, body=inner) if inner else None
         if not syntax.is_import(statement) or syntax.is_future(statement):
             return statement

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeGuard, TypeVar
 
 import libcst as cst
+
+from minipaged.course.submission import parse
+from minipaged.errors import CourseError
 
 Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
 Import = cst.Import | cst.ImportFrom
@@ -17,6 +21,21 @@ INDENT = 4
 _T = TypeVar("_T", bound=cst.BaseStatement)
 _SECTION = re.compile(r"# -{5,}")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def module(source: str) -> cst.Module:
+    """The tree of a module.
+
+    Raises:
+        CourseError: it is no Python; the message starts with the line.
+    """
+    try:
+        parse(source)
+        return cst.parse_module(source)
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    except cst.ParserSyntaxError as error:
+        raise CourseError(f"line {error.raw_line}: {error.message}") from None
 
 
 def code(node: cst.CSTNode) -> str:
@@ -197,6 +216,35 @@ def _without_blanks(lines: list[cst.EmptyLine]) -> list[cst.EmptyLine]:
 
 def _is_section(line: cst.EmptyLine) -> bool:
     return line.comment is not None and _SECTION.match(line.comment.value) is not None
+
+
+def definitions(module: cst.Module) -> dict[str, cst.BaseStatement]:
+    """Symbol -> what defines it: functions, classes, their members and assigned names."""
+    found: dict[str, cst.BaseStatement] = {}
+    for statement in module.body:
+        found |= dict.fromkeys(names_defined(statement), statement)
+        if isinstance(statement, cst.ClassDef):
+            for inner in statements(statement.body):
+                names = [f"{statement.name.value}.{name}" for name in names_defined(inner)]
+                found |= dict.fromkeys(names, inner)
+    return found
+
+
+def identifiers(node: cst.CSTNode) -> tuple[set[str], set[str]]:
+    """The names that are read or written in statements, and the attributes."""
+    tree = list(ast.walk(ast.parse(code(node))))
+    names = {inner.id for inner in tree if isinstance(inner, ast.Name)}
+    return names, {inner.attr for inner in tree if isinstance(inner, ast.Attribute)}
+
+
+def names_imported(module: cst.Module) -> set[str]:
+    """Names that imports bind, wherever these stand."""
+    return {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(ast.parse(module.code))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 # --------------------------------------------------------------------------- functions

@@ -20,9 +20,7 @@ import libcst as cst
 
 from minipaged.course import syntax
 from minipaged.course.stubs import is_stub
-from minipaged.course.submission import parse
 from minipaged.course.syntax import code, head, names_defined, statements, with_body, with_comments
-from minipaged.errors import CourseError
 
 Key = tuple[str, ...]
 _Def = TypeVar("_Def", cst.FunctionDef, cst.ClassDef)
@@ -68,16 +66,13 @@ def transplant(new: str, mine: str, base: str) -> Transplant:
     Raises:
         CourseError: the student's file is no Python; the message says in which line.
     """
-    try:
-        parse(mine)
-        trees = [cst.parse_module(text) for text in (new, mine, base)]
-    except (ValueError, cst.ParserSyntaxError) as error:
-        raise CourseError(str(error).splitlines()[0]) from None
+    trees = [syntax.module(text) for text in (new, mine, base)]
     wanted: set[str] = set()
     while True:  # what was carried may need more of what is gone from the new skeleton
         merge = _Merge(wanted)
         module = merge.modules(*trees)
-        more = (merge.gone & _identifiers(module)) - wanted
+        names, attributes = syntax.identifiers(module)
+        more = (merge.gone & (names | attributes)) - wanted
         if not more:
             break
         wanted |= more
@@ -137,7 +132,7 @@ class _Merge:
         owner: str,
     ) -> cst.BaseStatement | None:
         """A statement that the new skeleton lacks, or None where nobody misses it."""
-        untouched = base is not None and _same(mine, base)
+        untouched = base is not None and same_statement(mine, base)
         if syntax.is_import(mine):
             return self.imports(mine, new, untouched)
         names = [owner + name for name in names_defined(mine)]
@@ -187,10 +182,10 @@ class _Merge:
     ) -> cst.BaseStatement:
         """A statement that the new skeleton has as well."""
         new = with_comments(new, mine)
-        if _is_docstring(mine) or _same(new, mine):
+        if _is_docstring(mine) or same_statement(new, mine):
             return new
         if syntax.is_import(new) and syntax.is_import(mine):
-            untouched = base is not None and _same(mine, base)
+            untouched = base is not None and same_statement(mine, base)
             more = self.imports(mine, [new], untouched)
             return new if more is None else _joined(new, more)
         if isinstance(new, cst.FunctionDef) and isinstance(mine, cst.FunctionDef):
@@ -200,11 +195,11 @@ class _Merge:
         blocks = [_block(new), _block(mine)]
         if None not in blocks and type(new) is type(mine):
             return self.containers(new, mine, base, owner)
-        if base is not None and _same(mine, base):
+        if base is not None and same_statement(mine, base):
             return new
         title = ", ".join(owner + name for name in names_defined(mine)) or _first_line(mine)
         self.carried.append(title)
-        if base is None or not _same(new, base):
+        if base is None or not same_statement(new, base):
             what = "is yours and is new in the skeleton too; yours stays"
             self.conflicts.append(Conflict(title, what, _shown(mine), _shown(new)))
         return mine
@@ -299,7 +294,8 @@ def _meaning(body: Sequence[cst.BaseStatement]) -> list[str]:
     return [ast.dump(ast.parse("".join(map(code, body)))), *syntax.comments_within(body)]
 
 
-def _same(one: cst.BaseStatement, other: cst.BaseStatement) -> bool:
+def same_statement(one: cst.BaseStatement, other: cst.BaseStatement) -> bool:
+    """Do they do the same, and do their comments say it? Blanks do not matter."""
     return _meaning([one]) == _meaning([other])
 
 
@@ -360,9 +356,14 @@ def _joined(new: cst.SimpleStatementLine, more: cst.SimpleStatementLine) -> cst.
     one, other = _from(new), _from(more)
     assert one is not None
     assert other is not None
-    return new.with_changes(
-        body=[syntax.with_aliases(one, [*syntax.aliases(one), *syntax.aliases(other)])]
-    )
+    names = sorted([*syntax.aliases(one), *syntax.aliases(other)], key=_import_order)
+    return new.with_changes(body=[syntax.with_aliases(one, names)])
+
+
+def _import_order(alias: cst.ImportAlias) -> tuple[int, str]:
+    """CONSTANTS, Classes, functions."""
+    name = code(alias.name)
+    return (0 if name.isupper() else 1 if name[:1].isupper() else 2), name
 
 
 def _origin(node: syntax.Import) -> str:
@@ -373,17 +374,6 @@ def _first_free(merged: Sequence[tuple[Key, cst.BaseStatement]]) -> int:
     """Where the first statement may stand: behind the docstring and the future."""
     heads = (key[0] == "docstring" or syntax.is_future(s) for key, s in merged)
     return len(list(takewhile(bool, heads)))
-
-
-def _identifiers(module: cst.Module) -> set[str]:
-    """Every name that is read, attributes included."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(module.code)):
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
-    return found
 
 
 # ---------------------------------------------------------------------- comments and pictures

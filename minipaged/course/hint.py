@@ -1,0 +1,87 @@
+"""``minipaged hint 3.2``: a question that helps; with ``--more`` a pointer to what to do."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from dataclasses import dataclass
+
+from minipaged.course.catalog import Course, load_course
+from minipaged.errors import CourseError
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What helps with a task or a counterexample.
+
+    Attributes:
+        id: ``3.2``, or ``3.counterexample``.
+        question, pointer: the two tiers.
+        can_be_taken: does ``minipaged unstick`` have an answer?
+    """
+
+    id: str
+    title: str
+    points: int
+    lesson: str
+    question: str
+    pointer: str
+    can_be_taken: bool
+
+
+def hints(course: Course) -> dict[str, Hint]:
+    """All hints, by what they are asked for with."""
+    found = {}
+    for stage in course.stages:
+        for task in stage.tasks:
+            found[task.id] = Hint(
+                task.id, task.title, task.points, stage.lesson, task.question, task.pointer, True
+            )
+        asked = stage.counterexample
+        if asked is not None:
+            name = f"{stage.key}.counterexample"
+            found[name] = Hint(
+                name, asked.claim, asked.points, stage.lesson, asked.question, asked.pointer, False
+            )
+    return found
+
+
+def hint_text(course: Course, name: str, more: bool) -> str:
+    """A hint as it is printed.
+
+    Raises:
+        CourseError: there is no such task; the message lists those that there are.
+    """
+    known = hints(course)
+    if name not in known:
+        raise CourseError(f"there is no task {name!r}: the tasks are {', '.join(known)}")
+    hint = known[name]
+    lines = [f"{hint.id}  {hint.title} ({hint.points} points, {hint.lesson})", ""]
+    lines += _paragraph(hint.question)
+    if not more:
+        return "\n".join([*lines, "", f"A pointer: minipaged hint {hint.id} --more"])
+    lines += ["", *_paragraph(hint.pointer)]
+    if hint.can_be_taken:
+        lines += ["", f"The answer itself, for no points: minipaged unstick {hint.id}"]
+    return "\n".join(lines)
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, 84, initial_indent="    ", subsequent_indent="    ")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``minipaged hint``."""
+    parser.add_argument("task", nargs="?", metavar="TASK", help="such as 3.2 or 3.counterexample")
+    parser.add_argument("--more", action="store_true", help="the pointer too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a hint, or what there are hints for."""
+    course = load_course()
+    if args.task is not None:
+        print(hint_text(course, args.task, args.more))
+        return 0
+    for hint in hints(course).values():
+        print(f"minipaged hint {hint.id:<16}  {textwrap.shorten(hint.title, 60)}")
+    return 0
