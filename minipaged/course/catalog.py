@@ -413,7 +413,8 @@ def _no_twins(names: list[str], what: str) -> None:
 
 
 def _check_symbols(course: Course, stage: Stage, part: Part) -> None:
-    """Every symbol exists in the reference, and belongs to one task."""
+    """Every symbol exists in the reference, and belongs to one task; whoever writes the state of a
+    class writes all that reads it."""
     file = course.root / part.source
     where = f"{FILE}: stage {stage.number}, part {part.name}"
     if not file.is_file():
@@ -424,16 +425,25 @@ def _check_symbols(course: Course, stage: Stage, part: Part) -> None:
         if symbol not in known:
             raise CourseError(f"{where}: {part.module} has no {symbol}")
     _no_twins([*symbols, *part.drop], f"symbols of {part.name}")
+    for symbol in symbols:
+        owner, _, method = symbol.partition(".")
+        members = {other for other in known if other.startswith(f"{owner}.")}
+        left = sorted(members - {*symbols, *part.drop})
+        if method == "__init__" and left:
+            raise CourseError(
+                f"{where}: {symbol} is a task, so {left[0]} must be one too, or be dropped"
+            )
 
 
 def defined_symbols(source: str) -> set[str]:
     """Functions, classes, their methods and module-level names that a source defines."""
     found: set[str] = set()
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
+            methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            found |= {f"{node.name}.{method.name}" for method in methods}
         if isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
