@@ -14,18 +14,15 @@ from typing import Any
 from minipaged.course.catalog import Course, Part, Stage
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.namespace import PartsNamespace, homes
-from minipaged.course.judge.rig import Rig
+from minipaged.course.judge.rig import COUNTEREXAMPLE, Rig
+from minipaged.course.submission import PartFile, impl_folder, read_submission
 from minipaged.errors import CourseError
 
 
 @contextmanager
 def in_process(course: Course, stage: Stage, impl: str) -> Iterator[Rig]:
     """A rig whose parts are loaded afresh, and forgotten afterwards."""
-    files: dict[str, Any] = {}
-    if impl != "ref":
-        from minipaged.course.submission import read_submission
-
-        files = read_submission(course, stage, impl).files
+    files = read_submission(course, stage, impl).files
     modules: dict[str, ModuleType] = {}
 
     def resolve(part: Part, symbol: str, graded: bool) -> Any:
@@ -39,13 +36,15 @@ def in_process(course: Course, stage: Stage, impl: str) -> Iterator[Rig]:
         return getattr(module, symbol)
 
     try:
-        yield Rig(PartsNamespace(stage, homes(course), resolve), Lab())
+        folder = impl_folder(course, "solutions" if impl == "ref" else impl)
+        trace = folder / stage.folder / COUNTEREXAMPLE if folder else None
+        yield Rig(PartsNamespace(stage, homes(course), resolve), Lab(), trace)
     finally:
         for module in modules.values():
             sys.modules.pop(module.__name__, None)
 
 
-def _load(file: Any) -> ModuleType:
+def _load(file: PartFile) -> ModuleType:
     if file.source is None:
         raise CourseError(f"there is no {file.path}: `minipaged sync` writes it")
     if file.error:

@@ -35,4 +35,4 @@ class PartsNamespace:
         if name not in self._known:
             raise AttributeError(f"no part has a public {name!r}: {', '.join(sorted(self._known))}")
         stage, part = self._known[name]
-        return self._resolve(part, name, stage is self._stage)
+        return self._resolve(part, name, stage.number == self._stage.number)

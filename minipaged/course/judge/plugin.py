@@ -69,15 +69,14 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 
 @pytest.fixture
-def counterexample(request: pytest.FixtureRequest) -> Any:
+def counterexample(request: pytest.FixtureRequest, rig: Rig) -> Any:
     """The verdict on the submission's trace: ``.message`` is empty where it earns the points."""
     from minipaged.course.counterexample import judge_trace
-    from minipaged.course.submission import impl_folder
 
     course, stage = _graded(request)
-    impl = request.config.getoption("impl")
-    folder = impl_folder(course, "solutions" if impl == "ref" else impl)
-    return judge_trace(course, stage, folder / stage.folder / "counterexample.toml")
+    if rig.trace is None:
+        pytest.fail("this submission has no file for a counterexample", pytrace=False)
+    return judge_trace(course, stage, rig.trace)
 
 
 def _in_process(course: Course, stage: Stage, impl: str) -> Any:

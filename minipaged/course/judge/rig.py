@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from minipaged.course.catalog import Course, Stage
+
+#: Name of the file, beside the parts.
+COUNTEREXAMPLE = "counterexample.toml"
 
 
 @dataclass(frozen=True)
@@ -17,10 +21,12 @@ class Rig:
     Attributes:
         parts: its public names, as ``parts.BlockAllocator(3)``.
         lab: makes and reads tensors, as :class:`minipaged.course.judge.lab.Lab`.
+        trace: the submission's file of a counterexample; None if it is on no disk.
     """
 
     parts: Any
     lab: Any
+    trace: Path | None
 
 
 OpenRig = Callable[[Course, Stage, str], AbstractContextManager[Rig]]

@@ -1,0 +1,147 @@
+"""The judge's own process: ``python -I -m minipaged.course.judge``, a request on standard input,
+a line of JSON for each job on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from minipaged.course.catalog import load_course
+from minipaged.course.judge import linux
+from minipaged.course.judge.limits import Limits
+from minipaged.course.judge.parent import WarmParent
+from minipaged.course.judge.pen import Grounds, Pen
+from minipaged.course.judge.results import CheckResult
+
+
+class Court:
+    """One stage's judge: its warm parents, and the submissions one after the other."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.course = load_course(Path(request["root"]))
+        self.stage = self.course.stage(request["stage"])
+        self.seconds = request["seconds"]
+        self.grounds = {
+            trusted: Grounds(
+                request["user"],
+                Limits(**request["limits"]),
+                tuple(request["closed"]),
+                () if trusted else tuple(request["answers"]),
+                tuple(request["libraries"]),
+            )
+            for trusted in (False, True)
+        }
+        # Started at once: it loads torch while we load pytest.
+        first = request["jobs"][0]["trusted"]
+        self._starting = {first: WarmParent(self.stage.torch)}
+        self._parents: dict[bool, WarmParent] = {}
+
+    def judge(self, job: Mapping[str, Any], checks: list[str]) -> list[CheckResult]:
+        """Run checks on one submission."""
+        import pytest
+
+        from minipaged.course.judge import plugin
+        from minipaged.course.judge.examiner import Examiner
+        from minipaged.course.judge.namespace import homes
+
+        sources = {name: (path, text) for name, (path, text) in job["sources"].items()}
+        trusted = job["trusted"]
+        self.parent(trusted)
+        deadline = time.monotonic() + self.seconds
+
+        def open_pen() -> Pen:
+            return Pen(self.parent(trusted), self.grounds[trusted], sources, deadline)
+
+        trace = None if job["trace"] is None else Path(job["trace"])
+        examiner = Examiner(open_pen, homes(self.course), trace, checks, deadline)
+        folder = self.course.root / "tests" / self.stage.folder
+        code = pytest.main(
+            [
+                str(folder),
+                f"--rootdir={self.course.root}",
+                f"--seed={job['seed']}",
+                f"-c{os.devnull}",
+                "--noconftest",
+                "--continue-on-collection-errors",
+                "-pno:cacheprovider",
+                "-pno:terminal",
+                "-s",
+            ],
+            plugins=[plugin, examiner],
+        )
+        if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+            raise RuntimeError(f"pytest could not run the grader's tests: {code!r}")
+        return examiner.results()
+
+    def parent(self, trusted: bool) -> WarmParent:
+        """A warm parent that is alive."""
+        known = self._parents.get(trusted)
+        if known is not None and not known.gone:
+            return known
+        if known is not None:
+            known.close()
+        parent = self._starting.pop(trusted, None) or WarmParent(self.stage.torch)
+        parent.prepare(self._skeletons(trusted), self._modules())
+        self._parents[trusted] = parent
+        return parent
+
+    def _skeletons(self, trusted: bool) -> dict[str, str]:
+        from minipaged.course.skeleton import skeleton_module_source
+
+        if trusted:
+            return {}
+        return {p.module: skeleton_module_source(self.course, p) for p in self.stage.parts}
+
+    def _modules(self) -> list[str]:
+        """What workers may need: all parts that do not need more than the stage does."""
+        return [
+            "minipaged.errors",
+            *(
+                part.module
+                for stage in self.course.stages
+                if self.stage.torch or not stage.torch
+                for part in stage.parts
+            ),
+        ]
+
+    def close(self) -> None:
+        for parent in (*self._starting.values(), *self._parents.values()):
+            parent.close()
+
+
+def main() -> None:
+    linux.hide_memory()
+    linux.adopt_orphans()
+    # Only we write the results: what a test prints goes nowhere.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as results:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+        request = json.load(sys.stdin)
+        # A submission of the same user may have left compiled tests where pytest looks for them.
+        compiled = tempfile.mkdtemp(prefix="minipaged-judge-")
+        sys.pycache_prefix = compiled
+        court = Court(request)
+        try:
+            passed: list[str] = []
+            for job in request["jobs"]:
+                checks = passed if job["again"] else job["checks"]
+                found = court.judge(job, checks)
+                passed = [result.name for result in found if result.status == "passed"]
+                results.write(json.dumps([asdict(result) for result in found]) + "\n")
+                results.flush()
+        finally:
+            court.close()
+            shutil.rmtree(compiled, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

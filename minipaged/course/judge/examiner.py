@@ -1,0 +1,150 @@
+"""The judge's own pytest plugin: runs the wanted checks on one submission, and writes down how
+each went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from minipaged.course.catalog import Course, Part, Stage
+from minipaged.course.judge.namespace import PartsNamespace
+from minipaged.course.judge.pen import Ended, Pen
+from minipaged.course.judge.plugin import OPEN_RIG
+from minipaged.course.judge.proxy import Client, RemoteLab
+from minipaged.course.judge.remote import printable
+from minipaged.course.judge.results import CheckResult
+from minipaged.course.judge.rig import Rig
+from minipaged.errors import MinipagedError
+
+_MESSAGE = 6000
+
+
+@dataclass
+class _Case:
+    """One test item while it runs."""
+
+    client: Client | None = None
+    message: str | None = None
+    output: str = ""
+
+    def failed(self, message: str) -> None:
+        """The first reason counts: what comes after follows from it."""
+        if self.message is None:
+            self.message = printable(message, _MESSAGE)
+
+
+class Examiner:
+    """One submission's examination."""
+
+    def __init__(
+        self,
+        open_pen: Callable[[], Pen],
+        known: dict[str, tuple[Stage, Part]],
+        trace: Path | None,
+        checks: Sequence[str],
+        deadline: float,
+    ) -> None:
+        """
+        Args:
+            open_pen: starts a worker with the submission.
+            known: public name -> where it belongs, as :func:`~.namespace.homes` gives it.
+            trace: the submission's counterexample.
+            checks: those to run, in order.
+            deadline: on the monotonic clock; what has not begun by then is not run.
+        """
+        self.open_pen, self.known, self.trace = open_pen, known, trace
+        self.checks, self.deadline = checks, deadline
+        self.found: dict[str, CheckResult] = {}
+        self.unreadable = ""
+        self._case = _Case()
+
+    def results(self) -> list[CheckResult]:
+        """One for each wanted check. Without a test that ran, none has passed."""
+        lost = self.unreadable or "no test of the grader has this name"
+        return [
+            self.found.get(name) or CheckResult(name, "not run", message=lost)
+            for name in self.checks
+        ]
+
+    # ---------------------------------------------------------------- hooks
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[OPEN_RIG] = self._open_rig
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.unreadable:
+            last = report.longreprtext.strip().splitlines()[-1:]
+            self.unreadable = f"the grader's tests cannot be read: {''.join(last)}"
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        order = {name: i for i, name in enumerate(self.checks)}
+        items[:] = [item for item in items if _check_of(item) in order]
+        items.sort(key=lambda item: order[_check_of(item)])
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for item in session.items:
+            name = _check_of(item)
+            before = self.found.get(name)
+            if before is not None and before.status != "passed":
+                continue  # all cases must pass: the rest need not run
+            if time.monotonic() > self.deadline:
+                self.found[name] = CheckResult(name, "not run", "not run: the time is up")
+            else:
+                self.found[name] = self._examine(name, item, before.seconds if before else 0.0)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if hasattr(report, "wasxfail") or report.skipped:
+            # A submission must not be able to get out of a check.
+            self._case.failed("the check did not run to its end: it was skipped, or meant to fail")
+        elif call.excinfo is not None:
+            self._case.failed(self._tell(call.excinfo))
+        return report
+
+    # ---------------------------------------------------------------- one case
+    def _examine(self, name: str, item: pytest.Item, seconds: float) -> CheckResult:
+        self._case = case = _Case()
+        began = time.monotonic()
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        seconds += time.monotonic() - began
+        if case.client is not None and case.client.pen.ended is not None:
+            case.failed(str(case.client.pen.ended))  # whatever the test made of it
+        if case.message is None:
+            return CheckResult(name, "passed", seconds=seconds)
+        transcript = str(case.client.transcript) if case.client is not None else ""
+        return CheckResult(name, "failed", case.message, transcript, case.output, seconds)
+
+    @contextmanager
+    def _open_rig(self, course: Course, stage: Stage, impl: str) -> Iterator[Rig]:
+        pen = self.open_pen()
+        self._case.client = client = Client(pen)
+        try:
+            parts = PartsNamespace(stage, self.known, client.symbol)
+            yield Rig(parts, RemoteLab(client), self.trace)
+        finally:
+            self._case.output = printable(pen.close(), pen.limits.output)
+
+    def _tell(self, info: pytest.ExceptionInfo[BaseException]) -> str:
+        """Why a case failed, in words for the student."""
+        error = info.value
+        fault = self._case.client.fault_of(error) if self._case.client is not None else None
+        if fault is not None:
+            return str(fault)
+        if isinstance(error, Ended | AssertionError | MinipagedError | pytest.fail.Exception):
+            return str(error) or f"the check expected: {info.traceback[-1].statement}"
+        at = info.traceback[-1]
+        summary = info.exconly().strip()
+        return f"{summary} (in the check itself, {Path(at.path).name}, line {at.lineno + 1})"
+
+
+def _check_of(item: pytest.Item) -> str:
+    name = getattr(item, "originalname", None) or item.name
+    return name.removeprefix("test_")

@@ -1,0 +1,71 @@
+"""What a test has done so far, as lines that can be pasted into a Python prompt."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+
+#: Calls that are shown: the last ones.
+_CALLS = 12
+
+#: Objects whose making is always shown: the first ones.
+_MADE = 6
+
+_LINE = 160
+
+
+class Transcript:
+    """Calls and what they gave, with a name for each object that a test has made."""
+
+    def __init__(self) -> None:
+        self._made: list[str] = []
+        self._calls: deque[str] = deque(maxlen=_CALLS)
+        self._count = 0
+        self._names: Counter[str] = Counter()
+
+    def name_for(self, kind: str) -> str:
+        """``block_allocator`` for the first BlockAllocator, ``block_allocator_2`` for the next."""
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
+        name = name if name.isidentifier() else "x"
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}_{self._names[name]}"
+
+    def made(self, line: str) -> None:
+        """An object came to be."""
+        if len(self._made) < _MADE:
+            self._made.append(_cut(line))
+        else:
+            self.called(line)
+
+    def called(self, line: str) -> None:
+        """Something was called or set."""
+        self._count += 1
+        self._calls.append(_cut(line))
+
+    def __str__(self) -> str:
+        skipped = self._count - len(self._calls)
+        gap = [f"… {skipped} calls before" if skipped > 1 else "… 1 call before"] if skipped else []
+        return "\n".join([*self._made, *gap, *self._calls])
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+
+
+def shown(value: Any) -> str:
+    """A value as an argument or a result."""
+    if isinstance(value, np.ndarray):
+        return f"array{list(value.shape)} {value.dtype}"
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def call_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """``name(1, b=2)``."""
+    inside = [shown(x) for x in args] + [f"{key}={shown(x)}" for key, x in kwargs.items()]
+    return f"{name}({', '.join(inside)})"

@@ -1,0 +1,156 @@
+"""The warm parent of the workers: it has loaded the libraries once, forks a worker for each test,
+and tells the judge how each ended. It never runs a submission.
+
+In it the modules of the graded stage are their skeletons, so importing the answer earns nothing;
+those of all other stages are the reference.
+
+``python -I -m minipaged.course.judge.warm FD [torch]``: FD is a socket to the judge.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import psutil
+
+from minipaged.course.judge import linux
+from minipaged.course.judge.wire import Channel, WireError
+from minipaged.course.judge.worker import Confinement, serve
+
+_LIBRARY = """
+    abc array bisect collections collections.abc contextlib copy dataclasses datetime decimal
+    encodings.ascii encodings.idna encodings.latin_1 enum fractions functools graphlib heapq
+    inspect io itertools json logging math numbers operator pathlib pprint queue random re
+    reprlib statistics string struct tempfile textwrap threading time traceback types typing
+    warnings weakref
+"""
+
+#: A worker of another user may not be able to read the library's files: what a submission may
+#: want is here before.
+STANDARD_LIBRARY = tuple(_LIBRARY.split())
+NUMPY = ("numpy.fft", "numpy.linalg", "numpy.random", "numpy.typing")
+TORCH = ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention")
+
+
+class Skeletons(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finds the modules of the graded stage, as skeletons."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        """
+        Args:
+            sources: module name -> text.
+        """
+        self.sources = sources
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self.sources:
+            return None
+        return importlib.util.spec_from_loader(
+            fullname, self, origin=f"<skeleton of {fullname}>", is_package=False
+        )
+
+    def get_source(self, fullname: str) -> str:
+        return self.sources[fullname]
+
+
+def main(fd: int, with_torch: bool) -> None:
+    linux.hide_memory()
+    linux.adopt_orphans()
+    control = Channel(socket.socket(fileno=fd))
+    for name in (*STANDARD_LIBRARY, *NUMPY, *(TORCH if with_torch else ())):
+        importlib.import_module(name)
+    if with_torch:
+        _warm_torch()
+    try:
+        setup = control.receive()
+        assert setup is not None
+        sys.meta_path.insert(0, Skeletons(setup["skeletons"]))
+        for name in setup["modules"]:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # what is here now is shared with every worker
+        control.send({"ready": True, "rss": psutil.Process().memory_info().rss})
+        while (request := control.receive()) is not None:
+            control.send(_answer(control, request))
+    except WireError:
+        _end()  # the judge is gone, in whatever way
+
+
+def _warm_torch() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    values = torch.ones(2, 2)
+    torch.nn.functional.softmax(values @ values, dim=-1)[np.newaxis]
+
+
+def _answer(control: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
+    if request["op"] == "fork":
+        control.send({"ready": True})
+        _, (worker, output), _, _ = socket.recv_fds(control.sock, 1, 2)
+        pid = _fork(control, worker, output, Confinement(**request["confinement"]))
+        os.close(worker)
+        os.close(output)
+        return {"pid": pid}
+    return _reap(request["pid"])
+
+
+def _fork(control: Channel, worker: int, output: int, confinement: Confinement) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        control.sock.close()
+        serve(socket.socket(fileno=worker), output, confinement)
+    finally:
+        os._exit(70)
+
+
+def _reap(pid: int | None) -> dict[str, Any]:
+    """Collect those that ended.
+
+    Args:
+        pid: wait for this one first.
+    """
+    ended: dict[str, tuple[int, float]] = {}
+    wanted, how = (pid, 0) if pid is not None else (-1, os.WNOHANG)
+    while True:
+        try:
+            found, status, used = os.wait4(wanted, how)
+        except ChildProcessError:
+            return {"ended": ended, "left": False}
+        if found == 0:
+            return {"ended": ended, "left": True}
+        ended[str(found)] = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        wanted, how = -1, os.WNOHANG
+
+
+def _end() -> None:
+    """Take everything along that workers have started."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            try:
+                child.send_signal(signal.SIGKILL)
+            except psutil.Error:
+                continue
+        while _reap(None)["ended"]:
+            pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), "torch" in sys.argv[2:])
