@@ -442,7 +442,9 @@ def defined_symbols(source: str) -> set[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            methods = [
+                n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
             found |= {f"{node.name}.{method.name}" for method in methods}
         if isinstance(node, ast.Assign):
             found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
