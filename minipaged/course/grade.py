@@ -22,7 +22,7 @@ from rich.console import Console
 
 from minipaged.course.catalog import Check, Course, Stage, load_course
 from minipaged.course.counterexample import is_started, judge_trace, trace_path
-from minipaged.course.judge.run import Judged, judge
+from minipaged.course.judge.run import Judged, judge_rounds
 from minipaged.course.next_step import after_grading, from_record, is_done
 from minipaged.course.progress import last_scores, record_score
 from minipaged.course.reports import classroom50, gradescope, junit
@@ -51,7 +51,7 @@ def grade_stage(
     seed: int | None = None,
     only: Collection[str] | None = None,
     user: str | None = "auto",
-    run_judge: Callable[..., Judged] = judge,
+    run_judge: Callable[..., list[Judged]] = judge_rounds,
 ) -> StageScore:
     """Grade one stage.
 
@@ -59,18 +59,19 @@ def grade_stage(
         seed: of the only round; None for seed 0 and then a fresh one.
         only: the names of the checks that may run; None for all.
         user: whom the submission runs as, as :func:`~minipaged.course.judge.run.judge` says.
+        run_judge: what judges; the judge, but in tests.
     """
     began = time.monotonic()
     folder = _trace_folder(course, submission)
     started = folder is not None and is_started(trace_path(stage, folder))
     wanted = runnable(stage, submission, started)
     wanted = [name for name in wanted if only is None or name in only]
-    rounds: list[Judged] = []
-    for each in (0, 1 + secrets.randbelow(SEEDS)) if seed is None else (seed,):
-        if wanted:
-            judged = run_judge(course, stage, submission, seed=each, checks=wanted, user=user)
-            wanted = [name for name in wanted if _passed(judged, name)]
-            rounds.append(judged)
+    seeds = (0, 1 + secrets.randbelow(SEEDS)) if seed is None else (seed,)
+    rounds = (
+        run_judge(course, stage, submission, seeds=seeds, checks=wanted, user=user)
+        if wanted
+        else []
+    )
     mutant = diagnose(course, stage, rounds[0]) if rounds else None
     result = score(
         stage,
@@ -91,10 +92,6 @@ def _with_finding(course: Course, result: StageScore) -> StageScore:
         return result
     verdict = judge_trace(course, result.stage, trace_path(result.stage, folder))
     return replace(result, counterexample=replace(check, message=verdict.found))
-
-
-def _passed(judged: Judged, name: str) -> bool:
-    return name in judged.checks and judged.checks[name].status == "passed"
 
 
 def _trace_folder(course: Course, submission: Submission) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.text import Text
 from minipaged.course.catalog import Course, Stage, load_course
 from minipaged.course.judge.run import judge_many
 from minipaged.course.mutants import Mutant, load_mutants, mutant_submission
-from minipaged.course.score_card import make_console
+from minipaged.course.score_card import make_console, put
 from minipaged.course.signatures import Signature, graded_checks, save_signatures, signature_of
 from minipaged.errors import CourseError
 
@@ -35,20 +36,24 @@ class Outcome:
 
 
 def grade_mutants(
-    course: Course, stage: Stage, mutants: Sequence[Mutant], checks: Sequence[str] | None = None
+    course: Course,
+    stage: Stage,
+    mutants: Sequence[Mutant],
+    checks: Sequence[str] | None = None,
 ) -> list[Outcome]:
     """Grade mutants with seed 0.
 
     Args:
-        checks: those that may run; None for all that say something about code.
+        checks: those that run; None for all that say something about code.
 
     Raises:
         CourseError: the judge could not do its work; that a check did not run is no rejection.
     """
-    wanted = graded_checks(stage) if checks is None else list(checks)
+    wanted = graded_checks(stage) if checks is None else checks
     submissions = [mutant_submission(course, stage, mutant) for mutant in mutants]
     outcomes = []
-    for mutant, judged in zip(mutants, judge_many(course, stage, submissions, checks=wanted)):
+    rounds = judge_many(course, stage, submissions, checks=wanted)
+    for mutant, judged in zip(mutants, rounds, strict=True):
         idle = [n for n in wanted if n not in judged.checks or judged.checks[n].status == "not run"]
         if idle:
             told = judged.note or judged.checks[idle[0]].message
@@ -59,14 +64,11 @@ def grade_mutants(
 
 def killers(signatures: Mapping[str, Signature]) -> dict[str, list[str]]:
     """Few checks that together reject all mutants: check -> the mutants that it is used on."""
-    left = {name: set(signature.failed) for name, signature in signatures.items()}
+    left = {name: list(signature.failed) for name, signature in signatures.items()}
     chosen: dict[str, list[str]] = {}
     while any(left.values()):
-        counts = {check: 0 for signature in signatures.values() for check in signature.failed}
-        for failed in left.values():
-            for check in failed:
-                counts[check] += 1
-        best = max(counts, key=lambda check: counts[check])
+        # Of those that reject as many, the first met: the same choice each time.
+        [(best, _)] = Counter(check for failed in left.values() for check in failed).most_common(1)
         chosen[best] = [name for name, failed in left.items() if best in failed]
         left = {name: failed for name, failed in left.items() if best not in failed}
     return chosen
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         _show(console, stage, outcomes[stage.number])
     found = [outcome for rows in outcomes.values() for outcome in rows]
     rejected = sum(outcome.rejected for outcome in found)
-    console.print(Text(f"total {len(found)}, rejected {rejected}", "bold"))
+    put(console, Text(f"total {len(found)}, rejected {rejected}", "bold"))
     if args.json:
         text = json.dumps(_as_data(outcomes), indent=2, ensure_ascii=False)
         args.json.write_text(text + "\n", encoding="utf-8")
@@ -112,15 +114,16 @@ def run(args: argparse.Namespace) -> int:
 def _show(console: Console, stage: Stage, outcomes: Sequence[Outcome]) -> None:
     """A row a mutant: what caught it, and the first thing that was wrong."""
     rejected = sum(outcome.rejected for outcome in outcomes)
-    console.print(
+    put(
+        console,
         Text.assemble(
             (f"Stage {stage.key}  {stage.title}", "bold"),
             (f"   {rejected} of {len(outcomes)} mutants rejected", "dim"),
-        )
+        ),
     )
     for outcome in outcomes:
         mark, style = ("✓", "green") if outcome.rejected else ("✗", "red")
-        console.print(Text.assemble((f"  {mark} ", style), (outcome.mutant.name, "bold")))
+        put(console, Text.assemble((f"  {mark} ", style), (outcome.mutant.name, "bold")))
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", width=10)
         table.add_column(overflow="fold")
@@ -130,8 +133,8 @@ def _show(console: Console, stage: Stage, outcomes: Sequence[Outcome]) -> None:
             table.add_row("says", f"{check}: {value}")
         else:
             table.add_row("survives", outcome.mutant.misconception)
-        console.print(Padding(table, (0, 0, 0, 4)))
-    console.print()
+        put(console, Padding(table, (0, 0, 0, 4)))
+    put(console, "")
 
 
 def _as_data(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:

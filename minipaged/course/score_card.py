@@ -17,13 +17,14 @@ from rich.text import Text
 from minipaged.course.catalog import Course
 from minipaged.course.next_step import NextStep, program
 from minipaged.course.progress import ScoreRecord
-from minipaged.course.scores import CheckScore, StageScore, TaskScore
+from minipaged.course.scores import CheckScore, StageScore
 
 WIDTH = 100
 #: Failures that are shown with the calls that led there; the rest are told in their message alone.
 IN_FULL = 3
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not run": ("✗", "red")}
+_STATES = {"broken": "cannot be read", "taken": "taken, 0", "ready": ""}
 
 
 def make_console(file: IO[str] | None = None) -> Console:
@@ -33,6 +34,17 @@ def make_console(file: IO[str] | None = None) -> Console:
     return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
 
 
+def put(console: Console, *lines: RenderableType) -> None:
+    """Print; in a pipe without the blanks that fill a line up."""
+    if console.is_terminal:
+        console.print(*lines, sep="\n")
+        return
+    with console.capture() as capture:
+        console.print(*lines, sep="\n")
+    for line in capture.get().splitlines():
+        console.file.write(line.rstrip() + "\n")
+
+
 # --------------------------------------------------------------------------- one stage
 def show_stage(console: Console, score: StageScore, record: ScoreRecord | None = None) -> None:
     """A stage's points and failures.
@@ -40,21 +52,20 @@ def show_stage(console: Console, score: StageScore, record: ScoreRecord | None =
     Args:
         record: the stage's last scores, this one included: a drop is told.
     """
-    console.print(_heading(console, score, record))
-    console.print(_points(score))
-    console.print(Padding(_sums(score), (1, 0, 0, 2)))
+    put(console, _heading(console, score, record))
+    put(console, _points(score))
+    put(console, Padding(_sums(score), (1, 0, 0, 2)))
     if score.note:
-        console.print(Padding(Text(score.note, "yellow"), (1, 0, 0, 2)))
-    failures = [check for check in score.checks if check.status in ("failed", "not run")]
-    for number, check in enumerate(failures):
-        console.print(_failure(score, check, in_full=number < IN_FULL))
+        put(console, Padding(Text(score.note, "yellow"), (1, 0, 0, 2)))
+    for number, checks in enumerate(_alike(score)):
+        put(console, _failure(score, checks, in_full=number < IN_FULL))
     broken = dict.fromkeys(c.message for c in score.checks if c.status == "broken")
     for message in broken:
-        console.print(Padding(Text(message, "red"), (1, 0, 0, 2)))
+        put(console, Padding(Text(message, "red"), (1, 0, 0, 2)))
     if score.diagnosis:
         text = Text.assemble(("This looks like a known misconception: ", "bold"), score.diagnosis)
-        console.print(Padding(text, (1, 0, 0, 2)))
-    console.print()
+        put(console, Padding(text, (1, 0, 0, 2)))
+    put(console, Text())
 
 
 def _heading(console: Console, score: StageScore, record: ScoreRecord | None) -> RenderableType:
@@ -75,13 +86,15 @@ def _points(score: StageScore) -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(width=5)
     table.add_column(ratio=1, overflow="fold")
-    table.add_column(justify="right")
     table.add_column(justify="right", width=7)
     for task in score.tasks:
-        _add_task(table, task)
+        state = _STATES.get(task.state, task.state)
+        _add_title(table, task.task.id, task.task.title, state, task.points, task.total)
+        if task.state == "ready":
+            for check in task.checks:
+                _add_check(table, check)
     if score.robustness:
-        earned, total = _sum(score.robustness)
-        _add_title(table, "", "Robustness", "", earned, total)
+        _add_title(table, "", "Robustness", "", *_sum(score.robustness))
         for check in score.robustness:
             _add_check(table, check)
     if score.counterexample is not None:
@@ -93,23 +106,11 @@ def _points(score: StageScore) -> Table:
     return table
 
 
-def _add_task(table: Table, task: TaskScore) -> None:
-    word = {"ready": "", "broken": "cannot be read", "taken": "taken, 0"}.get(
-        task.state, task.state
-    )
-    _add_title(table, task.task.id, task.task.title, word, task.points, task.total)
-    if task.state == "ready":
-        for check in task.checks:
-            _add_check(table, check)
-
-
 def _add_title(table: Table, number: str, title: str, word: str, points: int, total: int) -> None:
-    style = "green" if points == total else ""
     table.add_row(
         Text(f"  {number}", "bold"),
-        Text(title, "bold"),
-        Text(word, "dim"),
-        Text(f"{points} / {total}", style),
+        Text.assemble((title, "bold"), (f"  {word}", "dim")),
+        Text(f"{points} / {total}", "green" if points == total else ""),
     )
 
 
@@ -119,7 +120,8 @@ def _add_check(table: Table, check: CheckScore) -> None:
     if check.status.startswith("parent"):
         word += f" ({check.check.parent})"
     title = Text.assemble((f"{mark} ", style), (check.check.title, "dim" if mark == "·" else ""))
-    table.add_row("", title, Text(word, "dim"), Text(f"{check.points} / {check.total}", "dim"))
+    title.append(f"  {word}", "dim")
+    table.add_row("", title, Text(f"{check.points} / {check.total}", "dim"))
 
 
 def _sum(checks: Sequence[CheckScore]) -> tuple[int, int]:
@@ -149,23 +151,35 @@ def show_check(console: Console, check: CheckScore) -> None:
     mark, style = _MARKS.get(check.status, ("·", "dim"))
     line = Text.assemble((f"{mark} ", style), (check.check.title, "bold"))
     line.append(f"  {check.status}  {check.points} / {check.total}", "dim")
-    console.print(line)
+    put(console, line)
     if check.message:
-        console.print(Group(*_told(check, in_full=True)))
+        put(console, Group(*_told(check, in_full=True)))
 
 
-def _failure(score: StageScore, check: CheckScore, in_full: bool) -> RenderableType:
-    title = Text.assemble(("✗ ", "red"), (check.check.title, "bold"))
-    task = score.task_of(check)
-    if task is not None:
-        what = "robustness of task" if check.check.parent else "task"
-        title.append(f"  {what} {task.task.id}", "dim")
-    more = check.transcript or check.output
-    rest: list[RenderableType] = list(_told(check, in_full))
-    if more and not in_full:
-        command = f"{program()} grade {score.stage.key} --check {check.check.name}"
-        rest.append(Padding(Text(f"the calls: {command}", "dim"), (0, 0, 0, 4)))
-    return Group(Text(), Padding(title, (0, 0, 0, 2)), *rest)
+def _alike(score: StageScore) -> list[list[CheckScore]]:
+    """The failures, those together that say the same: they have one cause."""
+    groups: dict[str, list[CheckScore]] = {}
+    for check in score.checks:
+        if check.status in ("failed", "not run"):
+            groups.setdefault(check.message, []).append(check)
+    return list(groups.values())
+
+
+def _failure(score: StageScore, checks: Sequence[CheckScore], in_full: bool) -> RenderableType:
+    lines: list[RenderableType] = [Text()]
+    for check in checks:
+        title = Text.assemble(("✗ ", "red"), (check.check.title, "bold"))
+        task = score.task_of(check)
+        if task is not None:
+            what = "robustness of task" if check.check.parent else "task"
+            title.append(f"  {what} {task.task.id}", "dim")
+        lines.append(Padding(title, (0, 0, 0, 2)))
+    first = checks[0]
+    lines += _told(first, in_full)
+    if (first.transcript or first.output) and not in_full:
+        command = f"{program()} grade {score.stage.key} --check {first.check.name}"
+        lines.append(Padding(Text(f"the calls: {command}", "dim"), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 def _told(check: CheckScore, in_full: bool) -> Iterator[RenderableType]:
@@ -190,13 +204,13 @@ def show_total(console: Console, scores: Sequence[StageScore]) -> None:
         (f"{earned} of {total} points", "green" if earned == total else "bold"),
         (f"   {robust} of {of} of them robustness", "dim"),
     )
-    console.print(text)
-    console.print()
+    put(console, text)
+    put(console, Text())
 
 
 def show_progress(console: Console, course: Course, records: dict[str, ScoreRecord]) -> None:
     """A line a stage: its points and when it was last graded."""
-    console.print(Text(course.title, "bold"))
+    put(console, Text(course.title, "bold"))
     table = Table.grid(padding=(0, 2))
     for column in range(5):
         table.add_column(justify="right" if column == 2 else "left")
@@ -215,18 +229,18 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
             Text(word, "dim"),
             Text(drop, "yellow"),
         )
-    console.print(table)
+    put(console, table)
     earned = sum(record.points for record in records.values())
     total = sum(stage.points for stage in course.stages)
-    console.print(Padding(Text(f"{earned} of {total} points", "bold"), (1, 0, 1, 2)))
+    put(console, Padding(Text(f"{earned} of {total} points", "bold"), (1, 0, 1, 2)))
 
 
 def show_next(console: Console, step: NextStep) -> None:
     """The last thing on the screen."""
-    console.print(Text(step.heading, "bold"))
+    put(console, Text(step.heading, "bold"))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     for what, how in step.rows:
         table.add_row(f"  {what}", Text(how))
-    console.print(table)
+    put(console, table)

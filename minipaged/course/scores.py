@@ -201,8 +201,8 @@ def _check(check: Check, rounds: Sequence[Judged]) -> CheckScore:
 
 
 def _robustness(check: Check, parent: TaskScore, rounds: Sequence[Judged]) -> CheckScore:
-    if parent.state == "taken":
-        return CheckScore(check, "parent taken")
+    if parent.state != "ready":
+        return CheckScore(check, "parent taken" if parent.state == "taken" else "not started")
     if not parent.whole:
         return CheckScore(check, "parent failed")
     return _check(check, rounds)

@@ -24,7 +24,7 @@ def _first_argument(function: Function) -> str:
 
 def _named_error(function: Function) -> str:
     """Raise what the docstring says that the function may raise."""
-    named = re.search(r"Raises:\n\s+(\w+):", ast.get_docstring(function) or "")
+    named = re.search(r"Raises:\n\s+(\w+)[:,]", ast.get_docstring(function) or "")
     name = named[1] if named else "ValueError"
     if hasattr(errors, name):
         return f"from minipaged.errors import {name}; raise {name}('no')"

@@ -181,7 +181,11 @@ class FakeJudge:
         self.failed, self.later = failed or {}, later or {}
         self.asked: list[tuple[str, int, list[str]]] = []
 
-    def __call__(self, course, stage, submission, *, seed=0, checks=None, user="auto"):
-        self.asked.append((stage.key, seed, list(checks)))
-        failed = self.failed if len(self.asked) % 2 else {**self.failed, **self.later}
-        return judged(stage, failed, seed=seed, checks=checks)
+    def __call__(self, course, stage, submission, *, seeds, checks, user="auto"):
+        rounds, failed = [], self.failed
+        for seed in seeds:
+            self.asked.append((stage.key, seed, list(checks)))
+            rounds.append(judged(stage, failed, seed=seed, checks=checks))
+            checks = [name for name in checks if name not in failed]
+            failed = {**self.failed, **self.later}
+        return rounds

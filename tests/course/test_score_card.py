@@ -151,15 +151,22 @@ def test_the_card_shows_points_and_failures(course):
 
 def test_only_the_first_failures_are_shown_with_their_calls(course, stage):
     names = [check.name for check in stage.checks() if check.parent is None]
-    text = shown(show_stage, graded(course, BOX, dict.fromkeys(names, "no")))
+    text = shown(show_stage, graded(course, BOX, {name: f"{name}: no" for name in names}))
     assert text.count("box.take() -> 7") == 3
     assert "grade 7 --check counterexample" in text
+
+
+def test_what_has_one_cause_is_told_once(course, stage):
+    names = ["it_counts", "it_keeps_what_is_put_in", "it_gives_the_newest_first"]
+    text = shown(show_stage, graded(course, BOX, dict.fromkeys(names, "NameError: foo")))
+    assert text.count("NameError: foo") == 1
+    assert "it gives the newest first  task 7.2\n    NameError: foo" in text
 
 
 def test_what_is_not_written_is_no_failure(course):
     text = shown(show_stage, graded(course, stubbed("7.1", "7.2"), trace=False))
     assert "✗" not in text
-    assert text.count("not started") == 3
+    assert text.count("not started") == 5
     assert "0 of 13 points" in text
 
 
