@@ -48,7 +48,8 @@ def statements(body: cst.BaseSuite) -> list[cst.BaseStatement]:
     if isinstance(body, cst.IndentedBlock):
         return list(body.body)
     assert isinstance(body, cst.SimpleStatementSuite)
-    return [cst.SimpleStatementLine([small]) for small in body.body]
+    smalls = (s.with_changes(semicolon=cst.MaybeSentinel.DEFAULT) for s in body.body)
+    return [cst.SimpleStatementLine([small]) for small in smalls]
 
 
 def docstring(body: Iterable[cst.BaseStatement]) -> cst.SimpleStatementLine | None:
