@@ -16,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from minipaged.course.catalog import Course, Stage, load_course
-from minipaged.course.judge.run import judge_many
+from minipaged.course.judge.run import Judged, judge_many
 from minipaged.course.mutants import Mutant, load_mutants, mutant_submission
 from minipaged.course.score_card import make_console, put
 from minipaged.course.signatures import Signature, graded_checks, save_signatures, signature_of
+from minipaged.course.submission import read_submission
 from minipaged.errors import CourseError
 
 
@@ -47,19 +48,29 @@ def grade_mutants(
         checks: those that run; None for all that say something about code.
 
     Raises:
-        CourseError: the judge could not do its work; that a check did not run is no rejection.
+        CourseError: a check did not run, which is no rejection, or the reference fails it.
     """
     wanted = graded_checks(stage) if checks is None else checks
+    reference = read_submission(course, stage, "ref")
     submissions = [mutant_submission(course, stage, mutant) for mutant in mutants]
+    first, *rounds = judge_many(course, stage, [reference, *submissions], checks=wanted)
+    _must_have_run("the reference", first, wanted)
+    # What fails anyway says nothing of a mutant.
+    for name, value in signature_of(stage, first).failed.items():
+        raise CourseError(f"stage {stage.key}: the reference itself fails {name}: {value}")
     outcomes = []
-    rounds = judge_many(course, stage, submissions, checks=wanted)
     for mutant, judged in zip(mutants, rounds, strict=True):
-        idle = [n for n in wanted if n not in judged.checks or judged.checks[n].status == "not run"]
-        if idle:
-            told = judged.note or judged.checks[idle[0]].message
-            raise CourseError(f"mutant {mutant.name}: {idle[0]} did not run: {told}")
+        _must_have_run(f"mutant {mutant.name}", judged, wanted)
         outcomes.append(Outcome(mutant, signature_of(stage, judged)))
     return outcomes
+
+
+def _must_have_run(who: str, judged: Judged, wanted: Sequence[str]) -> None:
+    for name in wanted:
+        result = judged.checks.get(name)
+        if result is None or result.status == "not run":
+            why = judged.note or (result.message if result else "no result")
+            raise CourseError(f"{who}: {name} did not run: {why}")
 
 
 def killers(signatures: Mapping[str, Signature]) -> dict[str, list[str]]:

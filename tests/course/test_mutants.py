@@ -319,15 +319,24 @@ def small(tmp_path, monkeypatch):
     return small_course(tmp_path)
 
 
-def test_the_command_counts_and_writes(small, monkeypatch, capsys):
+@pytest.fixture
+def judges(monkeypatch):
+    """A judge that says what it is told to, of the reference and of every mutant."""
+
+    def set_up(of_mutants, of_reference=None, **options):
+        def judge_many(course, stage, submissions, *, checks):
+            options.setdefault("checks", checks)
+            failed = [of_reference, *[of_mutants] * (len(submissions) - 1)]
+            return [judged(stage, each, **options) for each in failed]
+
+        monkeypatch.setattr(reject, "judge_many", judge_many)
+
+    return set_up
+
+
+def test_the_command_counts_and_writes(small, judges, capsys):
     failed = {"it_counts": "2 is not 1", "it_gives_the_newest_first": "7 is not 8"}
-    monkeypatch.setattr(
-        reject,
-        "judge_many",
-        lambda course, stage, submissions, checks: [
-            judged(stage, failed, checks=checks) for _ in submissions
-        ],
-    )
+    judges(failed)
     file = small.root / "out.json"
     assert cli.main(["mutants", "7", "--json", str(file), "--write"]) == 0
     out = capsys.readouterr().out
@@ -345,23 +354,25 @@ def test_the_command_counts_and_writes(small, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("key", ["7", "8"])
-def test_a_mutant_that_survives_or_none_at_all_is_a_failure(small, monkeypatch, capsys, key):
-    monkeypatch.setattr(
-        reject,
-        "judge_many",
-        lambda course, stage, submissions, checks: [judged(stage) for _ in submissions],
-    )
+def test_a_mutant_that_survives_or_none_at_all_is_a_failure(small, judges, capsys, key):
+    judges(None)
     assert cli.main(["mutants", key]) == 1
     assert "rejected 0" in capsys.readouterr().out
 
 
-def test_a_check_that_did_not_run_rejects_nothing(small, monkeypatch, capsys):
-    monkeypatch.setattr(
-        reject,
-        "judge_many",
-        lambda course, stage, submissions, checks: [
-            judged(stage, checks=[], note="the judge was ended") for _ in submissions
-        ],
-    )
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"of_mutants": None, "checks": [], "note": "the judge was ended"}, "the judge was ended"),
+        (
+            {"of_mutants": {"it_counts": "no"}, "of_reference": {"it_counts": "no"}},
+            "the reference itself fails it_counts: no",
+        ),
+    ],
+)
+def test_a_judge_that_is_not_right_itself_rejects_nothing(small, judges, capsys, said, words):
+    judges(**said)
     assert cli.main(["mutants", "7"]) == 1
-    assert "the judge was ended" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert words in err
+    assert "total" not in out
