@@ -160,7 +160,7 @@ def _bring_one(course: Course, path: Path, new: str, base: str) -> Outcome:
 def _upstream(root: Path, upstream: str) -> tuple[list[str], Callable[[str], str]]:
     """The names of the exercises that upstream has, and what reads one."""
     folder = Path(upstream).expanduser()
-    if folder.is_dir():
+    if upstream and folder.is_dir():
         if not (folder / FILE).is_file() or not (folder / FOLDER).is_dir():
             raise CourseError(f"{upstream!r} is no checkout of the course: it has no {FILE}")
         files = sorted((folder / FOLDER).glob("stage*/*"))
