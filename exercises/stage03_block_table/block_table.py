@@ -54,7 +54,7 @@ class BlockTable:
         raise NotImplementedError("stage 3, task 3.1: see lessons/03-block-table.md")
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """The slots of tokens ``start`` to ``stop - 1``.
+        """The slots of tokens ``start`` to ``stop - 1``, in this order; none if they are equal.
 
         Raises:
             IndexError: as :meth:`slot`.
@@ -71,10 +71,13 @@ class BlockTable:
         raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
 
     def append(self, count: int) -> None:
-        """Make room for ``count`` more tokens.
+        """Make room for ``count`` more tokens, at the end of the sequence.
+
+        The blocks that are held already stay where they are; new ones come after them, in the
+        order in which the pool hands them out.
 
         Raises:
-            OutOfBlocks: the pool has too few free blocks; the table is as it was.
+            OutOfBlocks: the pool has too few free blocks; the table and the pool are as they were.
         """
         raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
 
@@ -87,5 +90,9 @@ class BlockTable:
         return twin
 
     def free(self) -> None:
-        """Give up every block; the table is empty afterwards, and may be freed again."""
+        """Give up one reference to every block; the table is empty afterwards.
+
+        Of the blocks that are free then, the first of the sequence is the next one that the pool
+        hands out, then the second, and so on. An empty table may be freed again, and grow again.
+        """
         raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")

@@ -211,12 +211,12 @@ def make(root: Path, **changes: str) -> Course:
 
 
 def copy_of_the_course(root: Path) -> Course:
-    """The real course, without the exercises of this checkout."""
+    """What the real course's exercises are made from, without those of this checkout."""
     shutil.copy(ROOT / "course.toml", root)
     shutil.copy(ROOT / "pyproject.toml", root)
-    shutil.copytree(
-        ROOT / "minipaged", root / "minipaged", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    for _, part in load_course(ROOT).parts.values():
+        (root / part.source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / part.source, root / part.source)
     return load_course(root)
 
 

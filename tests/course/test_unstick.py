@@ -1,5 +1,6 @@
 """minipaged unstick: the answer to one task, and nothing of the others."""
 
+import subprocess
 import sys
 import types
 
@@ -233,7 +234,7 @@ def test_without_a_terminal_it_wants_to_be_told(course, monkeypatch, capsys):
 
 
 # --------------------------------------------------------------------------- the real ones
-def test_every_answer_of_the_course_can_be_taken(tmp_path, run):
+def test_every_answer_of_the_course_can_be_taken(tmp_path):
     course = small_course.copy_of_the_course(tmp_path)
     for stage in course.stages:
         for part in stage.parts:
@@ -243,7 +244,8 @@ def test_every_answer_of_the_course_can_be_taken(tmp_path, run):
             file = course.root / "exercises" / stage.folder / f"{part.name}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-            run(text)
+            undefined = ["ruff", "check", "--no-cache", "--select", "F821", str(file)]
+            subprocess.run([sys.executable, "-m", *undefined], cwd=tmp_path, check=True)
         submission = read_submission(course, stage, "mine")
         assert {submission.task_state(task) for task in stage.tasks} == {"taken"}
         assert all(file.written for file in submission.files.values())
