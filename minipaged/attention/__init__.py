@@ -16,17 +16,20 @@ from torch import Tensor
 class AttentionBatch:
     """Where the tokens of one step stand and what each may see. The same for every layer.
 
-    ``S`` sequences are in the batch, ``T`` tokens (a multiple of 8: the last may be padding).
+    ``S`` sequences are in the batch, and ``T`` rows: their tokens, then padding up to a multiple
+    of 8. Rows from ``query_start[S]`` on are padding and belong to no sequence.
 
     Attributes:
         slot_mapping: ``[T]`` int64, the slot that each token's key and value go to; -1 for
             padding, which is written nowhere.
-        query_start: ``[S + 1]`` int32: the tokens of sequence ``s`` are
-            ``query_start[s] .. query_start[s + 1]``.
-        context_lens: ``[S]`` int32: tokens in the cache after this step, the new ones included.
+        query_start: ``[S + 1]`` int32: the rows of sequence ``s`` are ``query_start[s]`` up to,
+            but not with, ``query_start[s + 1]``; at least one.
+        context_lens: ``[S]`` int32: tokens in the cache after this step, the new ones included;
+            these stand at the last positions.
         block_tables: ``[S, max_blocks]`` int32: entry ``i`` holds positions ``i*B .. i*B+B-1``.
             Entries past ``ceil(context_len / B)`` are arbitrary, but valid block numbers.
-        num_decodes: the first that many sequences have exactly one query token.
+        num_decodes: the first that many sequences have exactly one query token. The others may
+            have any number from 1.
         max_query_len, max_context_len: over the whole batch, as Python numbers.
         block_size: ``B``.
         cache: what a backend prepared for this step (index tensors, masks), shared by layers.

@@ -24,14 +24,14 @@ _NEARLY_FULL = 0.85
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Store the key and value of each token at its slot.
+    """Store the key and value of each token at its slot; all other slots stay as they are.
 
     Args:
-        k, v: ``[T, num_kv_heads, head_dim]``.
+        k, v: ``[T, num_kv_heads, head_dim]``, converted to the caches' type.
         k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``, written in place.
             Slot ``s`` of head ``h`` is ``cache[s // block_size, h, s % block_size]``.
-        slot_mapping: ``[T]``. A token with slot -1 is padding: nothing is written for it. The
-            other slots are distinct.
+        slot_mapping: ``[T]``, in no order. A token with slot -1 is padding, wherever it stands:
+            nothing is written for it. The other slots are distinct.
     """
     live = slot_mapping >= 0
     if not live.all():
@@ -47,11 +47,13 @@ def gather_kv(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
 
     Args:
         cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``.
-        block_table: ``[>= ceil(length / block_size)]``; further entries do not matter.
+        block_table: ``[>= ceil(length / block_size)]`` int32: entry ``i`` is the block of
+            positions ``i * block_size`` and on. Further entries do not matter.
         length: tokens wanted, from position 0.
 
     Returns:
-        ``[length, num_kv_heads, head_dim]``: a copy.
+        ``[length, num_kv_heads, head_dim]`` in the cache's type: a copy, which does not change
+        when the cache does.
     """
     num_blocks = -(-length // cache.shape[2])
     blocks = cache.index_select(0, block_table[:num_blocks])
@@ -66,13 +68,17 @@ def paged_attention(
     The token at position ``p`` (the last ``query_len`` positions of a context are the
     queries) attends to positions ``0 .. p``, whose keys and values are in the cache already::
 
-        out[t, h] = sum_j softmax_j(scale * q[t, h] . K[j, g]) V[j, g]     g = h // group
+        out[t, h] = sum_j softmax_j(scale * q[t, h] . K[j, g]) V[j, g]
+
+    with ``g = h // group``: ``group = num_heads // num_kv_heads`` query heads share a KV head.
 
     Args:
-        q: ``[T, num_heads, head_dim]``.
+        q: ``[T, num_heads, head_dim]``. Half types, here or in the caches, are converted to
+            float32 before anything is computed.
         k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``.
-        batch: which tokens belong to which sequence, and where its blocks are.
-        scale: multiplies the scores.
+        batch: which tokens belong to which sequence, and where its blocks are. Several layers
+            use the same one, each with ``q`` and caches of its own.
+        scale: multiplies the scores; whatever it is, nothing else does.
 
     Returns:
         ``[T, num_heads, head_dim]`` in ``q``'s type; rows of padding are zero. Slots past a

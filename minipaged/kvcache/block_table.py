@@ -47,7 +47,7 @@ class BlockTable:
         return self.blocks[block] * self.block_size + offset
 
     def slots(self, start: int, stop: int) -> list[int]:
-        """The slots of tokens ``start`` to ``stop - 1``.
+        """The slots of tokens ``start`` to ``stop - 1``, in this order; none if they are equal.
 
         Raises:
             IndexError: as :meth:`slot`.
@@ -64,10 +64,13 @@ class BlockTable:
         return -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
 
     def append(self, count: int) -> None:
-        """Make room for ``count`` more tokens.
+        """Make room for ``count`` more tokens, at the end of the sequence.
+
+        The blocks that are held already stay where they are; new ones come after them, in the
+        order in which the pool hands them out.
 
         Raises:
-            OutOfBlocks: the pool has too few free blocks; the table is as it was.
+            OutOfBlocks: the pool has too few free blocks; the table and the pool are as they were.
         """
         missing = -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
         if missing:
@@ -83,7 +86,11 @@ class BlockTable:
         return twin
 
     def free(self) -> None:
-        """Give up every block; the table is empty afterwards, and may be freed again."""
+        """Give up one reference to every block; the table is empty afterwards.
+
+        Of the blocks that are free then, the first of the sequence is the next one that the pool
+        hands out, then the second, and so on. An empty table may be freed again, and grow again.
+        """
         # From the end, so that the first block of the sequence is the next one handed out.
         self.allocator.free_many(reversed(self.blocks))
         self.blocks = []

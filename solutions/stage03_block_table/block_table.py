@@ -48,8 +48,8 @@ Cost
 ----
 
 ``slot`` and ``num_free_slots`` are O(1), ``append`` is O(new blocks), ``free`` O(blocks). ``slots``
-is a Python call for each token. The engine's executor needs the slots of all tokens of a step, so it
-keeps the tables in one numpy array and does the same division on all of them at once
+is a Python call for each token. The engine's executor needs the slots of all tokens of a step, so
+it keeps the tables in one numpy array and does the same division on all of them at once
 (``minipaged/executor/inputs.py``).
 
 A table costs four bytes a block on the device. For OPT-13B a block of 16 tokens is 13,107,200 bytes

@@ -96,13 +96,14 @@ def test_a_failed_append_changes_nothing(parts, rng):
     pool = parts.BlockAllocator(4)
     table = parts.BlockTable(pool, block_size)
     table.append(block_size + 1)  # two blocks, and two are left
-    before = table.blocks, table.num_tokens, pool.num_free
-    expect(before, ([0, 1], block_size + 1, 2), "two blocks of four: blocks, tokens, free blocks")
+    before = table.blocks, table.num_tokens, pool.free_blocks
+    want = [0, 1], block_size + 1, [3, 2]
+    expect(before, want, "two blocks of four: blocks, tokens, free blocks")
     for count in (3 * block_size, 4 * block_size + int(rng.integers(50))):
         why = f"append({count}) with room for {3 * block_size - 1}"
         with expect_error(OutOfBlocks, why=why):
             table.append(count)
-        after = table.blocks, table.num_tokens, pool.num_free
+        after = table.blocks, table.num_tokens, pool.free_blocks
         expect(after, before, f"{why} changes nothing: blocks, tokens, free blocks")
     table.append(3 * block_size - 1)
     expect(table.blocks, [0, 1, 2, 3], "an append that takes all the room there is")
