@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -43,6 +42,7 @@ class Court:
         first = request["jobs"][0]["trusted"]
         self._starting = {first: WarmParent(self.stage.torch)}
         self._parents: dict[bool, WarmParent] = {}
+        self._compiled = tempfile.TemporaryDirectory(prefix="minipaged-judge-")
 
     def judge(self, job: Mapping[str, Any], checks: list[str]) -> list[CheckResult]:
         """Run checks on one submission."""
@@ -61,7 +61,8 @@ class Court:
             return Pen(self.parent(trusted), self.grounds[trusted], sources, deadline)
 
         trace = None if job["trace"] is None else Path(job["trace"])
-        examiner = Examiner(open_pen, homes(self.course), trace, checks, deadline)
+        known = homes(self.course)
+        examiner = Examiner(open_pen, known, trace, checks, deadline, self._compiled.name)
         folder = self.course.root / "tests" / self.stage.folder
         code = pytest.main(
             [
@@ -115,6 +116,7 @@ class Court:
     def close(self) -> None:
         for parent in (*self._starting.values(), *self._parents.values()):
             parent.close()
+        self._compiled.cleanup()
 
 
 def main() -> None:
@@ -126,9 +128,6 @@ def main() -> None:
         os.dup2(nothing, 1)
         os.close(nothing)
         request = json.load(sys.stdin)
-        # A submission of the same user may have left compiled tests where pytest looks for them.
-        compiled = tempfile.mkdtemp(prefix="minipaged-judge-")
-        sys.pycache_prefix = compiled
         court = Court(request)
         try:
             passed: list[str] = []
@@ -140,7 +139,6 @@ def main() -> None:
                 results.flush()
         finally:
             court.close()
-            shutil.rmtree(compiled, ignore_errors=True)
 
 
 if __name__ == "__main__":

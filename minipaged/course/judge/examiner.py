@@ -3,6 +3,7 @@ each went."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ class Examiner:
         trace: Path | None,
         checks: Sequence[str],
         deadline: float,
+        compiled: str,
     ) -> None:
         """
         Args:
@@ -56,9 +58,11 @@ class Examiner:
             trace: the submission's counterexample.
             checks: those to run, in order.
             deadline: on the monotonic clock; what has not begun by then is not run.
+            compiled: a folder of ours for compiled tests. Where pytest looks for them otherwise,
+                an earlier submission of the same user may have left others.
         """
         self.open_pen, self.known, self.trace = open_pen, known, trace
-        self.checks, self.deadline = checks, deadline
+        self.checks, self.deadline, self.compiled = checks, deadline, compiled
         self.found: dict[str, CheckResult] = {}
         self.unreadable = ""
         self._case = _Case()
@@ -74,6 +78,7 @@ class Examiner:
     # ---------------------------------------------------------------- hooks
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[OPEN_RIG] = self._open_rig
+        sys.pycache_prefix = self.compiled
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self.unreadable:

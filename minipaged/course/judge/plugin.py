@@ -63,9 +63,14 @@ def lab(rig: Rig) -> Any:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that depend on ``--seed`` and the test's name alone."""
     _, stage = _graded(request)
-    name = f"{stage.folder}::{request.node.name}"
-    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype=np.uint32)
-    return np.random.default_rng([request.config.getoption("seed"), *words.tolist()])
+    return generator(request.config.getoption("seed"), stage, request.node.name)
+
+
+def generator(seed: int, stage: Stage, test: str) -> np.random.Generator:
+    """The random numbers of one test, the same on every machine."""
+    name = f"{stage.folder}::{test}"
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), dtype="<u4")
+    return np.random.default_rng([seed, *words.tolist()])
 
 
 @pytest.fixture

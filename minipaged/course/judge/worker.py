@@ -223,6 +223,8 @@ class Worker:
 
 
 def _message(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return str(error.msg)  # its own text names the place once more
     try:
         alone = error.args[0] if len(error.args) == 1 else None
         # str(KeyError("x")) has quotes that the judge's KeyError would add once more.
