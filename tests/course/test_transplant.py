@@ -4,7 +4,7 @@ import ast
 
 import pytest
 import small_course
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from minipaged.course.skeleton import exercise_text
@@ -413,6 +413,8 @@ def test_every_statement_of_the_student_is_in_the_result(student, new):
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(students(), skeletons())
 def test_a_second_time_changes_nothing(student, new):
+    # A clash of names is left to the student, docstring and all.
+    assume("def helper" not in new or "def helper" not in student[0])
     once = moved(new, student[0]).text
     assert moved(new, once, base=new).text == once
 
