@@ -129,7 +129,7 @@ def _sum(checks: Sequence[CheckScore]) -> tuple[int, int]:
 
 
 def _sums(score: StageScore) -> Text:
-    """Functionality and robustness apart."""
+    """Functionality and robustness apart; and what it takes to see the same again."""
     kinds = {
         "functionality": [check for task in score.tasks for check in task.checks],
         "robustness": list(score.robustness),
@@ -139,10 +139,10 @@ def _sums(score: StageScore) -> Text:
     for name, checks in kinds.items():
         if checks:
             words.append("{} {} of {}".format(name, *_sum(checks)))
+    sums = "   ".join(words)
     if score.seeds:
-        words.append(f"seed {' and '.join(map(str, score.seeds))}")
-    words.append(f"{score.seconds:.1f} s")
-    return Text("   ".join(words), "dim")
+        sums += f"\nseed {' and '.join(map(str, score.seeds))}, {score.seconds:.1f} s"
+    return Text(sums, "dim")
 
 
 # --------------------------------------------------------------------------- one failure
