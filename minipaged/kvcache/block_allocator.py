@@ -18,8 +18,9 @@ class BlockAllocator:
     reference, and is not in it. The free list is last-in, first-out: the block freed last is the
     next one handed out, since its memory is the warmest.
 
-    A call that ends in an error has changed nothing, if its docstring says nothing else. Pools
-    know nothing of one another: a server has one of GPU blocks and one of CPU blocks.
+    A call that ends in an error has changed nothing, if its docstring says nothing else. The errors
+    are in :mod:`minipaged.errors`. Pools know nothing of one another: a server has one of GPU
+    blocks and one of CPU blocks.
 
     Attributes:
         num_blocks: blocks of the pool, free or not; they are numbered 0 to ``num_blocks - 1``.
