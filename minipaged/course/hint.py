@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import dataclass
 
 from minipaged.course.catalog import Course, load_course
+from minipaged.course.next_step import program
 from minipaged.errors import CourseError
 
 
@@ -59,10 +60,10 @@ def hint_text(course: Course, name: str, more: bool) -> str:
     lines = [f"{hint.id}  {hint.title} ({hint.points} points, {hint.lesson})", ""]
     lines += _paragraph(hint.question)
     if not more:
-        return "\n".join([*lines, "", f"A pointer: minipaged hint {hint.id} --more"])
+        return "\n".join([*lines, "", f"A pointer: {program()} hint {hint.id} --more"])
     lines += ["", *_paragraph(hint.pointer)]
     if hint.can_be_taken:
-        lines += ["", f"The answer itself, for no points: minipaged unstick {hint.id}"]
+        lines += ["", f"The answer itself, for no points: {program()} unstick {hint.id}"]
     return "\n".join(lines)
 
 
@@ -83,5 +84,5 @@ def run(args: argparse.Namespace) -> int:
         print(hint_text(course, args.task, args.more))
         return 0
     for hint in hints(course).values():
-        print(f"minipaged hint {hint.id:<16}  {textwrap.shorten(hint.title, 60)}")
+        print(f"{program()} hint {hint.id:<16}  {textwrap.shorten(hint.title, 60)}")
     return 0
