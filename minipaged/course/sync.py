@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from minipaged.course import syntax
 from minipaged.course.catalog import FILE, Course, load_course
 from minipaged.course.files import back_up, read_text, write_text
+from minipaged.course.next_step import program
 from minipaged.course.notebooks import notebook_texts
 from minipaged.course.skeleton import stage_texts
 from minipaged.course.transplant import Transplant, transplant
@@ -229,8 +230,8 @@ def run(args: argparse.Namespace) -> int:
     _report(done)
     if any(outcome.what == "left alone" for outcome in done):
         print(
-            "\nNewer exercises come into your work with `minipaged sync --from UPSTREAM`. To start "
-            "a file anew, move it away and run `minipaged sync`."
+            f"\nNewer exercises come into your work with `{program()} sync --from UPSTREAM`. To "
+            f"start a file anew, move it away and run `{program()} sync`."
         )
     return 0
 
@@ -241,8 +242,8 @@ def _check(course: Course) -> int:
         print(f"{path} is not what its source makes of it")
     if found:
         print(
-            "\n`minipaged sync` writes the exercises (one that has work in it must be moved away "
-            "first), `minipaged sync --notebooks` the notebooks."
+            f"\n`{program()} sync` writes the exercises (one that has work in it must be moved away "
+            f"first), `{program()} sync --notebooks` the notebooks."
         )
         return 1
     print("Exercises and notebooks are what their sources make of them.")

@@ -19,6 +19,7 @@ import libcst as cst
 from minipaged.course import syntax
 from minipaged.course.catalog import Course, Stage, Task, load_course
 from minipaged.course.files import back_up, read_text, write_text
+from minipaged.course.next_step import program
 from minipaged.course.projection import project, prune_imports
 from minipaged.course.skeleton import exercise_text
 from minipaged.course.stubs import stub_message, taken_marker
@@ -157,7 +158,7 @@ class _Answer:
             if other.id not in file.taken and (owner := self._state_of_another(target, other)):
                 notes.append(
                     f"It assumes that {owner} keeps what the answer's __init__ sets up, and yours "
-                    f"is another. Take that too: minipaged unstick {other.id}"
+                    f"is another. Take that too: {program()} unstick {other.id}"
                 )
         return notes
 
@@ -250,7 +251,7 @@ def run(args: argparse.Namespace) -> int:
     for note in done.notes:
         _say(note)
     print(
-        f"Task {task.id} is taken: it scores 0. The others are yours: minipaged grade {stage.key}"
+        f"Task {task.id} is taken: it scores 0. See how far you are: {program()} grade {stage.key}"
     )
     return 0
 
