@@ -10,9 +10,12 @@ from fakes import BOX, FakeJudge, small_course, stubbed
 
 from minipaged import cli
 from minipaged.course import grade
+from minipaged.course.catalog import load_course
 from minipaged.course.grade import grade_stage
+from minipaged.course.mutants import load_mutants, mutant_submission
 from minipaged.course.progress import last_scores
-from minipaged.course.submission import read_submission
+from minipaged.course.skeleton import exercise_text
+from minipaged.course.submission import read_submission, submission_in_memory
 
 
 @pytest.fixture
@@ -283,3 +286,37 @@ def test_the_declarative_tests_are_written_without_grading(command, course):
     assert (status, out, command.asked) == (0, "", [])
     rows = json.loads((course.root / "tests.json").read_text(encoding="utf-8"))
     assert [row["name"] for row in rows] == ["setup", "8 it stacks"]
+
+
+# --------------------------------------------------------------------------- the course itself
+COURSE = load_course()
+KEYS = [stage.key for stage in COURSE.stages]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_solutions_earn_all_points(key):
+    stage = COURSE.stage(key)
+    result = grade_stage(COURSE, stage, read_submission(COURSE, stage, "solutions"))
+    lost = {c.check.name: f"{c.status}: {c.message}" for c in result.checks if not c.points}
+    assert lost == {}
+    assert result.points == result.total == stage.points
+    assert result.diagnosis == ""
+    assert len(result.seeds) == 2
+    assert "on the mutant" in result.counterexample.message
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_untouched_skeleton_earns_nothing(key):
+    stage = COURSE.stage(key)
+    texts = {part.name: exercise_text(COURSE, stage, part) for part in stage.parts}
+    result = grade_stage(COURSE, stage, submission_in_memory(COURSE, stage, texts, "skeleton"))
+    assert result.points == 0
+    assert {check.status for check in result.checks} == {"not started"}
+
+
+def test_a_known_misconception_is_named():
+    stage = COURSE.stage("2")
+    mutant = load_mutants(COURSE, stage)[0]
+    result = grade_stage(COURSE, stage, mutant_submission(COURSE, stage, mutant))
+    assert 0 < result.points < result.total
+    assert result.diagnosis == mutant.misconception
