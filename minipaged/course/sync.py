@@ -242,8 +242,8 @@ def _check(course: Course) -> int:
         print(f"{path} is not what its source makes of it")
     if found:
         print(
-            f"\n`{program()} sync` writes the exercises (one that has work in it must be moved away "
-            f"first), `{program()} sync --notebooks` the notebooks."
+            f"\n`{program()} sync` writes the exercises (one that has work in it must be moved "
+            f"away first), `{program()} sync --notebooks` the notebooks."
         )
         return 1
     print("Exercises and notebooks are what their sources make of them.")
