@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +16,12 @@ import psutil
 import pytest
 from judge_course import GOOD, GOOD_TABLE, handed_in, make_course
 
+from minipaged.course.judge import linux
 from minipaged.course.judge.limits import Limits
+from minipaged.course.judge.parent import WarmParent
+from minipaged.course.judge.pen import Ended, Grounds, Pen
 from minipaged.course.judge.plugin import generator
+from minipaged.course.judge.proxy import Client
 from minipaged.course.judge.run import judge, judge_many, judge_rounds
 from minipaged.course.judge.wire import Channel, Closed, WireError, decode, encode
 from minipaged.course.skeleton import exercise_text
@@ -389,6 +396,66 @@ def test_tests_that_cannot_be_read_are_said_to_be(tmp_path):
     judged = one(course, GOOD)
     assert set(statuses(judged).values()) == {"not run"}
     assert "nonsense_module" in judged.checks[CHECKS_2[0]].message
+
+
+# --------------------------------------------------------------------------- without Linux
+@pytest.fixture
+def pen_without_linux(course, stage, monkeypatch):
+    """A worker whose judge has nothing but the watchdog."""
+    monkeypatch.setattr(linux, "HERE", False)
+    parent = WarmParent(with_torch=False)
+    parent.prepare({}, ["minipaged.errors"])
+    grounds = Grounds(None, replace(LIMITS, call_seconds=20), (), (), ())
+
+    def open_pen(text):
+        sources = {"block_allocator": ("block_allocator.py", text)}
+        return Client(Pen(parent, grounds, sources, time.monotonic() + 60))
+
+    yield open_pen
+    parent.close()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_the_watchdog_alone_ends_what_takes_too_much(stage, pen_without_linux):
+    client = pen_without_linux(attacks.GREEDY["memory"])
+    allocator = client.symbol(stage.parts[0], "BlockAllocator", True)
+    with pytest.raises(Ended, match="used more than 128 MiB of memory"):
+        allocator(3)
+    client.pen.close()
+
+
+def test_the_watchdog_alone_finds_a_daemon(stage, pen_without_linux):
+    client = pen_without_linux(attacks.SPAWNING["a daemon"])
+    client.symbol(stage.parts[0], "BlockAllocator", True)(3)
+    daemon = int(client.pen.close())
+    assert not psutil.pid_exists(daemon)
+
+
+# --------------------------------------------------------------------------- in one process
+def run_in_process(course, impl, *arguments):
+    command = [sys.executable, "-m", "pytest", "tests/stage02_block_allocator", "-q"]
+    plugin = ["-p", "minipaged.course.judge.plugin", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *plugin, "--impl", impl, *arguments],
+        cwd=course.root,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_same_tests_run_in_one_process(course, stage, tmp_path):
+    folder = tmp_path / stage.folder
+    folder.mkdir()
+    file = folder / "block_allocator.py"
+    file.write_text(GOOD)
+    done = run_in_process(course, str(tmp_path), "-k", "not nobody")
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+    file.write_text(exercise_text(course, stage, stage.parts[0]))
+    done = run_in_process(course, str(tmp_path), "-k", "double_free")
+    assert done.returncode == 1
+    assert "NotImplementedError: stage 2, task 2.1: see lessons" in done.stdout
+    assert f"{file}:" in done.stdout or "block_allocator.py:" in done.stdout
 
 
 # --------------------------------------------------------------------------- the wire

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minipaged.course.catalog import load_course
+from minipaged.course.catalog import Part, Stage, load_course
 from minipaged.course.judge import linux
 from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import WarmParent
@@ -42,6 +42,7 @@ class Court:
         first = request["jobs"][0]["trusted"]
         self._starting = {first: WarmParent(self.stage.torch)}
         self._parents: dict[bool, WarmParent] = {}
+        self._homes: dict[str, tuple[Stage, Part]] | None = None
         self._compiled = tempfile.TemporaryDirectory(prefix="minipaged-judge-")
 
     def judge(self, job: Mapping[str, Any], checks: list[str]) -> list[CheckResult]:
@@ -61,8 +62,9 @@ class Court:
             return Pen(self.parent(trusted), self.grounds[trusted], sources, deadline)
 
         trace = None if job["trace"] is None else Path(job["trace"])
-        known = homes(self.course)
-        examiner = Examiner(open_pen, known, trace, checks, deadline, self._compiled.name)
+        if self._homes is None:
+            self._homes = homes(self.course)
+        examiner = Examiner(open_pen, self._homes, trace, checks, deadline, self._compiled.name)
         folder = self.course.root / "tests" / self.stage.folder
         code = pytest.main(
             [
@@ -74,6 +76,8 @@ class Court:
                 "--continue-on-collection-errors",
                 "-pno:cacheprovider",
                 "-pno:terminal",
+                "-pno:unraisableexception",  # they collect garbage, which takes as long as a test
+                "-pno:threadexception",
                 "-s",
             ],
             plugins=[plugin, examiner],

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -32,7 +33,12 @@ class WarmParent:
         self.gone = False
         module = "minipaged.course.judge.warm"
         command = [sys.executable, "-I", "-m", module, str(theirs.fileno())]
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PATH": os.defpath}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "0",
+            "PATH": os.defpath,
+            "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS: we fork on purpose
+        }
         mark = f"{os.getpid()}.{time.monotonic_ns()}"
         with theirs:
             self.process = subprocess.Popen(
@@ -132,29 +138,18 @@ def kill_all(find: Callable[[], Iterable[psutil.Process]]) -> None:
     """Kill what ``find()`` lists, again until it lists nothing: a fork bomb outruns one look."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        found = [p for p in find() if not _is_zombie(p)]
-        for process in found:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
-        _collect_orphans()
-        if not found:
+        alive = [process for process in find() if not _has_ended(process)]
+        if not alive:
             return
+        for process in alive:
+            with suppress(psutil.Error):
+                process.kill()
 
 
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return True
-
-
-def _collect_orphans() -> None:
-    """Let go of dead children that are ours by adoption."""
-    for child in psutil.Process().children():
-        try:
-            if child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
-        except (psutil.Error, ChildProcessError):
-            continue
+def _has_ended(process: psutil.Process) -> bool:
+    """Is it gone? If it is ours, by adoption, it is let go."""
+    with suppress(psutil.Error, ChildProcessError):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return False
+        os.waitpid(process.pid, os.WNOHANG)
+    return True

@@ -21,7 +21,7 @@ from minipaged.course.judge.rig import OpenRig, Rig
 from minipaged.errors import CourseError
 
 OPEN_RIG = pytest.StashKey[OpenRig]()
-_COURSES = pytest.StashKey[dict[Path, Course]]()
+_STAGES = pytest.StashKey[dict[Path, tuple[Course, Stage]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,11 +94,11 @@ def _in_process(course: Course, stage: Stage, impl: str) -> Any:
 def _graded(request: pytest.FixtureRequest) -> tuple[Course, Stage]:
     """The course and stage that a test belongs to, by the folder that it is in."""
     folder = Path(request.path).parent
-    courses = request.config.stash.setdefault(_COURSES, {})
-    root = find_root(folder)
-    if root not in courses:
-        courses[root] = load_course(root)
-    for stage in courses[root].stages:
-        if root / "tests" / stage.folder == folder:
-            return courses[root], stage
-    raise CourseError(f"{folder} is not the folder of a stage's graded tests in {root}")
+    known = request.config.stash.setdefault(_STAGES, {})
+    if folder not in known:
+        root = find_root(folder)
+        course = load_course(root)
+        known |= {root / "tests" / stage.folder: (course, stage) for stage in course.stages}
+    if folder not in known:
+        raise CourseError(f"{folder} is not the folder of a stage's graded tests")
+    return known[folder]

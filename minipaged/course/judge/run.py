@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -236,13 +236,21 @@ def _why_ended(code: int, errors: IO[bytes]) -> str:
 @contextmanager
 def _nothing_left() -> Iterator[None]:
     """Whatever a judge that was killed leaves behind is ended too."""
-    me = psutil.Process()
+    me, session = psutil.Process(), os.getsid(0)
     before = set(me.children(recursive=True))
+
+    def left() -> Iterator[psutil.Process]:
+        for process in set(me.children(recursive=True)) - before:
+            # All of the judge's have left our session; what else the caller starts has not.
+            with suppress(ProcessLookupError):
+                if os.getsid(process.pid) != session:
+                    yield process
+
     linux.adopt_orphans()
     try:
         yield
     finally:
-        kill_all(lambda: [p for p in me.children(recursive=True) if p not in before])
+        kill_all(left)
         linux.adopt_orphans(False)
 
 
