@@ -1,0 +1,76 @@
+"""Draw the pictures of the lessons: ``python scripts/lesson_pictures.py``.
+
+Each is a state of the pool in the course's notation, drawn by the renderer of the engine's own
+pages into ``lessons/images/``. The lesson repeats the notation as the picture's text alternative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from minipaged.viz.state import PoolState, parse_state
+from minipaged.viz.svg import to_svg
+
+FOLDER = Path(__file__).resolve().parents[1] / "lessons" / "images"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture.
+
+    Attributes:
+        name: of the file, without ``.svg``; starts with the lesson's number.
+        state: in the notation.
+        block_size: tokens a block; a partly filled one is drawn half full.
+        tokens: sequence -> its tokens as text, which fill its blocks and are shown as tips.
+    """
+
+    name: str
+    title: str
+    state: str
+    block_size: int = 4
+    tokens: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.svg"
+
+    def pool_state(self) -> PoolState:
+        state = parse_state(self.state, self.block_size)
+        counts = {seq: len(texts) for seq, texts in self.tokens.items()}
+        gpu = replace(state.gpu, num_tokens=state.gpu.num_tokens | counts)
+        texts = {seq: list(texts) for seq, texts in self.tokens.items()}
+        return replace(state, gpu=gpu, token_text=texts)
+
+    def svg(self) -> str:
+        return to_svg(self.pool_state(), self.title) + "\n"
+
+
+PICTURES = (
+    Picture(
+        name="02-two-share",
+        title="Two sequences share two blocks",
+        state="seq0:[0 1 4*] seq1:[0 1 2*] seq2:[3*] free:{5 6 7} refs{0:2 1:2}",
+    ),
+)
+
+
+def draw() -> Iterator[Path]:
+    """Write all pictures.
+
+    Yields:
+        Each file that has changed.
+    """
+    FOLDER.mkdir(exist_ok=True)
+    for picture in PICTURES:
+        text = picture.svg()
+        if not picture.path.is_file() or picture.path.read_text(encoding="utf-8") != text:
+            picture.path.write_text(text, encoding="utf-8")
+            yield picture.path
+
+
+if __name__ == "__main__":
+    for path in draw():
+        print(f"drew {path.relative_to(FOLDER.parents[1])}")
