@@ -139,15 +139,20 @@ class _Answer:
 
     def uses(self, symbol: str) -> list[str]:
         """Other symbols of the module whose names are in a definition."""
+        own = {symbol, symbol.rpartition(".")[0]}
+        names = self._names(symbol)
+        return [other for other in self.found if other in names - own]
+
+    def _names(self, symbol: str) -> set[str]:
+        """What a definition may refer to: names, and members of its class."""
         owner, dot, _ = symbol.rpartition(".")
         names, attributes = syntax.identifiers(self.found[symbol])
-        wanted = names | {f"{owner}.{name}" for name in attributes if dot}
-        return [other for other in self.found if other in wanted - {symbol, owner}]
+        return names | {f"{owner}.{name}" for name in attributes if dot}
 
     def notes(self, target: cst.Module, file: PartFile, helpers: list[str]) -> list[str]:
         """What the answer stands on and the student's file does not have."""
         notes = []
-        used = {use for symbol in (*self.task.symbols, *helpers) for use in self.uses(symbol)}
+        used = {name for symbol in (*self.task.symbols, *helpers) for name in self._names(symbol)}
         for other in self.stage.tasks_of(self.part):
             if other == self.task:
                 continue

@@ -175,12 +175,14 @@ def test_an_answer_does_not_import_what_is_the_students_to_write(course):
     folder.mkdir(parents=True)
     (folder / "box.py").write_text(
         '"""Plainer."""\n\nfrom things.box import heavier\n\n\nclass Box:\n'
-        "    def take(self):\n        return heavier([1], [2])\n\n\n"
+        "    def take(self):\n        return heavier([1], [self.put([])])\n\n\n"
         "def weigh(things):\n    return sum(things)\n"
     )
     stage, part = course.parts["box"]
-    text = taken(course, "7.2", exercise_text(course, stage, part)).text
-    assert "return heavier([1], [2])" in text
+    done = taken(course, "7.2", exercise_text(course, stage, part))
+    text = done.text
+    assert "return heavier([1], [self.put([])])" in text
+    assert done.notes[0] == "It calls Box.put, which you have not written yet (7.1)."
     assert "import heavier" not in text
 
 
