@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,27 +39,29 @@ def grade_mutants(
     course: Course,
     stage: Stage,
     mutants: Sequence[Mutant],
-    checks: Sequence[str] | None = None,
+    checks: Sequence[Sequence[str]] | None = None,
 ) -> list[Outcome]:
     """Grade mutants with seed 0.
 
     Args:
-        checks: those that run; None for all that say something about code.
+        checks: for each mutant, those that run; None for all that say something about code.
 
     Raises:
         CourseError: a check did not run, which is no rejection, or the reference fails it.
     """
-    wanted = graded_checks(stage) if checks is None else checks
-    reference = read_submission(course, stage, "ref")
-    submissions = [mutant_submission(course, stage, mutant) for mutant in mutants]
-    first, *rounds = judge_many(course, stage, [reference, *submissions], checks=wanted)
-    _must_have_run("the reference", first, wanted)
+    everything = graded_checks(stage)
+    wanted = [everything] * len(mutants) if checks is None else checks
+    used = [name for name in everything if any(name in names for names in wanted)]
+    submissions = [read_submission(course, stage, "ref")]
+    submissions += [mutant_submission(course, stage, mutant) for mutant in mutants]
+    first, *rounds = judge_many(course, stage, submissions, checks_of_each=[used, *wanted])
+    _must_have_run("the reference", first, used)
     # What fails anyway says nothing of a mutant.
     for name, value in signature_of(stage, first).failed.items():
         raise CourseError(f"stage {stage.key}: the reference itself fails {name}: {value}")
     outcomes = []
-    for mutant, judged in zip(mutants, rounds, strict=True):
-        _must_have_run(f"mutant {mutant.name}", judged, wanted)
+    for mutant, judged, names in zip(mutants, rounds, wanted, strict=True):
+        _must_have_run(f"mutant {mutant.name}", judged, names)
         outcomes.append(Outcome(mutant, signature_of(stage, judged)))
     return outcomes
 
@@ -71,18 +72,6 @@ def _must_have_run(who: str, judged: Judged, wanted: Sequence[str]) -> None:
         if result is None or result.status == "not run":
             why = judged.note or (result.message if result else "no result")
             raise CourseError(f"{who}: {name} did not run: {why}")
-
-
-def killers(signatures: Mapping[str, Signature]) -> dict[str, list[str]]:
-    """Few checks that together reject all mutants: check -> the mutants that it is used on."""
-    left = {name: list(signature.failed) for name, signature in signatures.items()}
-    chosen: dict[str, list[str]] = {}
-    while any(left.values()):
-        # Of those that reject as many, the first met: the same choice each time.
-        [(best, _)] = Counter(check for failed in left.values() for check in failed).most_common(1)
-        chosen[best] = [name for name, failed in left.items() if best in failed]
-        left = {name: failed for name, failed in left.items() if best not in failed}
-    return chosen
 
 
 # --------------------------------------------------------------------------- the command

@@ -157,11 +157,11 @@ def show_check(console: Console, check: CheckScore) -> None:
 
 
 def _alike(score: StageScore) -> list[list[CheckScore]]:
-    """The failures, those together that say the same: they have one cause."""
+    """The failures, those together that begin with the same line: they have one cause."""
     groups: dict[str, list[CheckScore]] = {}
     for check in score.checks:
         if check.status in ("failed", "not run"):
-            groups.setdefault(check.message, []).append(check)
+            groups.setdefault(check.message.partition("\n")[0], []).append(check)
     return list(groups.values())
 
 

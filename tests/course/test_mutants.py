@@ -22,7 +22,7 @@ from minipaged.course.mutants import (
     mutant_submission,
     reference_source,
 )
-from minipaged.course.reject import grade_mutants, killers
+from minipaged.course.reject import grade_mutants
 from minipaged.course.signatures import (
     Signature,
     diagnose,
@@ -166,26 +166,13 @@ def test_every_mutant_is_on_record(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_each_is_rejected_by_a_check_on_record(key):
+def test_each_is_rejected_by_its_recorded_killer(key):
     """`make mutants` runs all checks on all of them; this runs one on each."""
-    rejected = set()
-    for check, names in killers(SIGNATURES[key]).items():
-        mutants = [find_mutant(COURSE, STAGES[key], name) for name in names]
-        for outcome in grade_mutants(COURSE, STAGES[key], mutants, [check]):
-            recorded = SIGNATURES[key][outcome.mutant.name].failed[check]
-            assert outcome.signature.failed == {check: recorded}, outcome.mutant.name
-            rejected.add(outcome.mutant.name)
-    assert rejected == {mutant.name for mutant in MUTANTS[key]}
-
-
-def test_killers_reject_all_with_few_checks():
-    signatures = {
-        "one": Signature({"a": "", "b": ""}),
-        "two": Signature({"b": ""}),
-        "three": Signature({"c": "", "b": ""}),
-        "four": Signature({"c": ""}),
-    }
-    assert killers(signatures) == {"b": ["one", "two", "three"], "c": ["four"]}
+    recorded = [SIGNATURES[key][mutant.name].first for mutant in MUTANTS[key]]
+    killers = [[check] for check, _ in recorded]
+    outcomes = grade_mutants(COURSE, STAGES[key], MUTANTS[key], killers)
+    found = {outcome.mutant.name: outcome.signature.failed for outcome in outcomes}
+    assert found == {m.name: dict([first]) for m, first in zip(MUTANTS[key], recorded)}
 
 
 # --------------------------------------------------------------------------- diagnosis
@@ -324,10 +311,12 @@ def judges(monkeypatch):
     """A judge that says what it is told to, of the reference and of every mutant."""
 
     def set_up(of_mutants, of_reference=None, **options):
-        def judge_many(course, stage, submissions, *, checks):
-            options.setdefault("checks", checks)
+        def judge_many(course, stage, submissions, *, checks_of_each):
             failed = [of_reference, *[of_mutants] * (len(submissions) - 1)]
-            return [judged(stage, each, **options) for each in failed]
+            return [
+                judged(stage, each, **{"checks": names, **options})
+                for each, names in zip(failed, checks_of_each, strict=True)
+            ]
 
         monkeypatch.setattr(reject, "judge_many", judge_many)
 

@@ -91,6 +91,7 @@ def judge_many(
     *,
     seed: int = 0,
     checks: Collection[str] | None = None,
+    checks_of_each: Sequence[Collection[str]] | None = None,
     user: str | None = "auto",
     seconds: float = SECONDS,
     limits: Limits | None = None,
@@ -99,9 +100,14 @@ def judge_many(
 
     Args:
         checks: as :func:`judge`.
+        checks_of_each: in place of it, for each submission its own.
         seconds: for each.
     """
-    jobs = [_job(course, stage, each, seed, checks) for each in submissions]
+    wanted = [checks] * len(submissions) if checks_of_each is None else checks_of_each
+    jobs = [
+        _job(course, stage, each, seed, names)
+        for each, names in zip(submissions, wanted, strict=True)
+    ]
     return _run(course, stage, jobs, user, seconds, limits) if jobs else []
 
 
