@@ -54,6 +54,15 @@ PICTURES = (
         title="Two sequences share two blocks",
         state="seq0:[0 1 4*] seq1:[0 1 2*] seq2:[3*] free:{5 6 7} refs{0:2 1:2}",
     ),
+    Picture(
+        name="03-two-tables",
+        title="Two block tables in one pool",
+        state="seq0:[7 1 3*] seq1:[5 2*] free:{0 4 6}",
+        tokens={
+            "seq0": tuple("Four| score| and| seven| years| ago| our| fathers| brought".split("|")),
+            "seq1": tuple("It| was| the| best| of| times| it".split("|")),
+        },
+    ),
 )
 
 
