@@ -59,10 +59,19 @@ PICTURES = (
         title="Two block tables in one pool",
         state="seq0:[7 1 3*] seq1:[5 2*] free:{0 4 6}",
         tokens={
-            "seq0": ("Four", " score", " and", " seven", " years", " ago", " our",
-                     " fathers", " brought"),
+            "seq0": (
+                "Four",
+                " score",
+                " and",
+                " seven",
+                " years",
+                " ago",
+                " our",
+                " fathers",
+                " brought",
+            ),
             "seq1": ("It", " was", " the", " best", " of", " times", " it"),
-        },  # fmt: skip
+        },
     ),
 )
 
