@@ -3,7 +3,8 @@ the lesson says they print, a mistake looks on screen as shown, and pictures are
 
 In a lesson, ``state`` blocks hold states, a line each; ``python`` blocks share their names, and
 with ``>>>`` are compared; ``console`` blocks hold commands after ``$`` and some of the lines that
-they print; a ``text`` block under ``<!-- mutant: NAME -->`` is what the score card says of that mutant.
+they print; a ``text`` block under ``<!-- mutant: NAME -->`` is what the score card says of that
+mutant.
 """
 
 from __future__ import annotations

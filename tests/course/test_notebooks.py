@@ -1,0 +1,118 @@
+"""Every notebook runs from top to bottom, quickly, and its results come from what it is given:
+other parameters and a mutant in place of the student's part change them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from minipaged.course.catalog import load_course
+from minipaged.course.mutants import apply, find_mutant, reference_source
+from minipaged.course.notebooks import notebook_text
+
+pytest.importorskip("jupytext", reason="a development dependency: `make setup` installs it")
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+ROOT = Path(__file__).resolve().parents[2]
+COURSE = load_course(ROOT)
+SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
+#: Two parameters and another value of each, and a mutant that serves requests to their end.
+OTHERS = {
+    "02_block_allocator": ({"NUM_BLOCKS": 13}, {"SIBLINGS": 2}, "a_queue_instead_of_a_stack"),
+    "03_block_table": ({"BLOCK_SIZE": 8}, {"LENGTH": 9}, "decode_opens_the_next_block_early"),
+}
+SECONDS = 30
+
+
+class Notebook:
+    """One notebook and a kernel, in which it is run as often as one likes."""
+
+    def __init__(self, source: Path, client) -> None:
+        self.name, self.client = source.stem, client
+        # A copy: the client puts what it executes into its own notebook.
+        self.cells = list(client.nb.cells)
+
+    def run(self, **values):
+        """All cells in a cleared kernel, with other values in the parameters' cell: RESULTS, and
+        the seconds of CPU time that it took."""
+        start = self._cpu_seconds()
+        self._execute("%reset -f")
+        for cell in self.cells:
+            if cell.cell_type != "code":
+                continue
+            is_parameters = "parameters" in cell.metadata.get("tags", [])
+            self._execute(with_values(cell.source, values) if is_parameters else cell.source)
+        results = json.loads(self._execute("import json; print(json.dumps(RESULTS))"))
+        return results, self._cpu_seconds() - start
+
+    def _cpu_seconds(self) -> float:
+        # Not by the clock: a busy neighbor can make everything several times slower.
+        return float(self._execute("import time; print(time.process_time())"))
+
+    def _execute(self, text: str) -> str:
+        cell = nbformat.v4.new_code_cell(text)
+        self.client.execute_cell(cell, 0)
+        return "".join(o.text for o in cell.outputs if o.output_type == "stream")
+
+
+def with_values(text: str, values: dict[str, object]) -> str:
+    for name, value in values.items():
+        text, count = re.subn(rf"^{name} = [^#\n]*", f"{name} = {value!r}  ", text, flags=re.M)
+        assert count == 1, f"no parameter {name} in\n{text}"
+    return text
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda path: path.stem)
+def notebook(request, tmp_path_factory):
+    text = notebook_text(request.param.read_text(encoding="utf-8"))
+    client = nbclient.NotebookClient(
+        nbformat.reads(text, as_version=4),
+        timeout=120,
+        resources={"metadata": {"path": str(request.param.parent)}},
+    )
+    # The same run whether or not the user has fetched a model.
+    no_models = str(tmp_path_factory.mktemp("cache"))
+    with client.setup_kernel(env=os.environ | {"MINIPAGED_CACHE": no_models}):
+        yield Notebook(request.param, client)
+
+
+@pytest.fixture(scope="module")
+def on_solutions(notebook):
+    """What the notebook finds on the solutions, and its seconds."""
+    return notebook.run(PARTS="solutions")
+
+
+def test_there_is_a_notebook_for_each_stage():
+    assert {stage.notebook for stage in COURSE.stages} == {
+        str(source.relative_to(ROOT).with_suffix(".ipynb")) for source in SOURCES
+    }
+
+
+def test_it_runs_from_top_to_bottom(on_solutions):
+    results, seconds = on_solutions
+    assert results
+    assert seconds < SECONDS
+
+
+def test_other_values_of_the_parameters_change_the_results(notebook, on_solutions):
+    for values in OTHERS[notebook.name][:2]:
+        assert notebook.run(PARTS="solutions", **values)[0] != on_solutions[0], values
+
+
+def test_a_mutant_changes_the_results(notebook, on_solutions, tmp_path):
+    stage = next(stage for stage in COURSE.stages if Path(stage.notebook).stem == notebook.name)
+    mutant = find_mutant(COURSE, stage, OTHERS[notebook.name][2])
+    file = tmp_path / stage.folder / f"{mutant.part}.py"
+    file.parent.mkdir()
+    file.write_text(apply(mutant, reference_source(COURSE, stage, mutant.part)), encoding="utf-8")
+    assert notebook.run(PARTS=str(tmp_path))[0] != on_solutions[0]
+
+
+def test_it_asks_for_predictions(notebook):
+    asked = [c for c in notebook.cells if "**Prediction" in c.source]
+    assert len(asked) >= 3
