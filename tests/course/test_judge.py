@@ -76,21 +76,23 @@ def statuses(judged):
     return {name: result.status for name, result in judged.checks.items()}
 
 
+def has_ended(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def passed(judged):
     return [name for name, status in statuses(judged).items() if status == "passed"]
 
 
 # --------------------------------------------------------------------------- honest submissions
-def test_a_right_answer_of_another_design_passes_every_check(course, stage):
-    judged = judge(course, stage, handed_in(course, GOOD))
-    assert statuses(judged) == dict.fromkeys(CHECKS_2, "passed")
-    assert judged.note == ""
-
-
-def test_the_reference_and_the_solutions_pass(course, stage):
+def test_a_right_answer_of_another_design_the_reference_and_the_solutions_pass(course, stage):
     submissions = [read_submission(course, stage, name) for name in ("ref", "solutions")]
-    for judged in judge_many(course, stage, submissions):
-        assert passed(judged) == CHECKS_2
+    for judged in judge_many(course, stage, [handed_in(course, GOOD), *submissions]):
+        assert statuses(judged) == dict.fromkeys(CHECKS_2, "passed")
+        assert judged.note == ""
 
 
 def test_parts_of_other_stages_are_the_reference(course):
@@ -104,7 +106,9 @@ def test_parts_of_other_stages_are_the_reference(course):
     assert judged.checks["has_no_test"].message == "no test of the grader has this name"
 
 
-def test_only_the_wanted_checks_run(course, stage):
+def test_only_the_wanted_checks_run_whatever_a_users_shell_says(course, stage, monkeypatch):
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only -k nothing")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
     judged = judge(course, stage, handed_in(course, GOOD), checks=[CHECKS_2[1]])
     assert statuses(judged) == {CHECKS_2[1]: "passed"}
 
@@ -280,23 +284,18 @@ def test_no_attack_passes_a_check_and_the_next_submission_is_still_graded(course
         texts["kills the judge"] = attacks.KILLS_THE_JUDGE
     submissions = [handed_in(course, source(course, text), name) for name, text in texts.items()]
     submissions.append(handed_in(course, GOOD))
+    # The others are alike for each check, and some take their time.
+    subtle = {*attacks.LYING, *attacks.COPYING, "somebody"}
+    checks = [CHECKS_2 if each.name in subtle else CHECKS_2[:1] for each in submissions]
     *attacked, good = judge_many(
-        course, stage, submissions, checks=CHECKS_2[:1], user=user, limits=LIMITS
+        course, stage, submissions, checks_of_each=checks, user=user, limits=LIMITS
     )
-    results = {name: judged.checks[CHECKS_2[0]] for name, judged in zip(texts, attacked)}
-    assert len(results) >= 40
-    assert {name for name, result in results.items() if result.status != "failed"} == set()
-    opened = [name for name, r in results.items() if r.message.startswith("SystemError: OPEN")]
-    assert opened == []
-    assert passed(good) == CHECKS_2[:1]
+    results = [(n, result) for n, j in zip(texts, attacked) for result in j.checks.values()]
+    assert len(results) >= 60
+    assert {name for name, result in results if result.status != "failed"} == set()
+    assert [name for name, r in results if r.message.startswith("SystemError: OPEN")] == []
+    assert passed(good) == CHECKS_2
     assert not Path("/var/tmp/minipaged-was-here").exists()
-
-
-def test_answers_that_lie_or_are_copied_pass_no_other_check_either(course, stage):
-    texts = {**attacks.LYING, **attacks.COPYING}
-    submissions = [handed_in(course, source(course, text), name) for name, text in texts.items()]
-    judged = judge_many(course, stage, submissions, limits=LIMITS)
-    assert {name: passed(each) for name, each in zip(texts, judged)} == {name: [] for name in texts}
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -313,7 +312,7 @@ def test_no_process_is_left(course, stage, user):
         assert result.status == "failed"
         numbers = [int(word) for word in result.output.split()[:200] if word.isdigit()]
         assert numbers
-        assert [pid for pid in numbers if psutil.pid_exists(pid)] == []
+        assert [pid for pid in numbers if not has_ended(pid)] == []
     assert passed(good) == CHECKS_2[:1]
     assert psutil.Process().children(recursive=True) == []
 
@@ -365,12 +364,6 @@ class BlockAllocator:
     first, second = judge_rounds(course, stage, handed_in(course, text), seeds=[0, 12345])
     assert passed(first) == [CHECKS_2[0]]
     assert passed(second) == []
-
-
-def test_settings_of_a_users_shell_change_nothing(course, stage, monkeypatch):
-    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only -k nothing")
-    monkeypatch.setenv("PYTHONPATH", "/nowhere")
-    assert passed(judge(course, stage, handed_in(course, GOOD))) == CHECKS_2
 
 
 def test_a_check_that_cannot_fail_by_skipping(tmp_path):
@@ -428,7 +421,7 @@ def test_the_watchdog_alone_finds_a_daemon(stage, pen_without_linux):
     client = pen_without_linux(attacks.SPAWNING["a daemon"])
     client.symbol(stage.parts[0], "BlockAllocator", True)(3)
     daemon = int(client.pen.close())
-    assert not psutil.pid_exists(daemon)
+    assert has_ended(daemon)
 
 
 # --------------------------------------------------------------------------- in one process

@@ -10,7 +10,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +50,7 @@ class Grounds:
     libraries: tuple[str, ...]
 
     def confinement(self, home: str) -> Confinement:
+        """Of a worker with this folder."""
         limits = self.limits
         resources = {
             "RLIMIT_CPU": limits.cpu_seconds,
@@ -57,24 +60,22 @@ class Grounds:
         }
         if linux.HERE:
             resources["RLIMIT_DATA"] = limits.memory
-            resources["RLIMIT_NPROC"] = limits.processes + _processes_of(self.user)
+            resources["RLIMIT_NPROC"] = limits.processes + self._others
         return Confinement(
             home, self.user, resources, limits.output, self.closed, self.answers, self.libraries
         )
 
-
-def _processes_of(user: int | None) -> int:
-    """Processes and threads that the limit counts before anything of ours has started."""
-    if user is not None:
-        return 0
-    count = 0
-    for process in psutil.process_iter():
-        try:
-            if process.uids().real == os.getuid():
-                count += process.num_threads()
-        except psutil.Error:
-            continue
-    return count
+    @cached_property
+    def _others(self) -> int:
+        """Processes and threads of the same user that run anyway, for the limit counts them too."""
+        if self.user is not None:
+            return 0
+        count = 0
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.uids().real == os.getuid():
+                    count += process.num_threads()
+        return count
 
 
 class Pen:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from minipaged.course.catalog import Part
 from minipaged.course.judge.pen import Ended, Pen
 from minipaged.course.judge.remote import Fault, printable
-from minipaged.course.judge.transcript import Transcript, call_of, shown
+from minipaged.course.judge.transcript import Transcript, call_of, cut, shown
 from minipaged.course.judge.wire import WireError, decode, encode
 
 #: A module whose calls a test does not make by hand: they are not in the transcript.
@@ -118,8 +118,7 @@ class Client:
         if fault is None:
             return
         if line:
-            first = fault.summary.partition("\n")[0]
-            self.transcript.called(f"{line} -> {first}")
+            self.transcript.called(f"{line} -> {cut(fault.summary.splitlines()[0], 80)}")
         error = fault.exception()
         error.add_note(str(fault))
         self._faults.append((error, fault))

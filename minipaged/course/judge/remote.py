@@ -49,8 +49,10 @@ class Fault:
 
     @property
     def name(self) -> str:
-        """Of the class, alone."""
-        return self.classes[0].rpartition(".")[2] if self.classes else "the grader"
+        """Of the class, alone. A worker that cannot send an answer says so without a class."""
+        if not self.classes:
+            return "the grader cannot read the answer"
+        return self.classes[0].rpartition(".")[2] or "an error"
 
     @property
     def summary(self) -> str:

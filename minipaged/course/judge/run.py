@@ -262,12 +262,16 @@ def _nothing_left() -> Iterator[None]:
 
 def _digest(course: Course, stage: Stage) -> str:
     """Of all that decides what a check says."""
-    here = Path(__file__).resolve().parent
-    folders = (course.root / "tests" / stage.folder, here)
-    files = [course.root / FILE, here.parent / "catalog.py", here.parent / "testing.py"]
-    files += [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    tests = course.root / "tests"
+    folders = (tests / stage.folder, tests / "mutants", Path(__file__).resolve().parents[1])
+    files = [course.root / FILE, *(course.root / part.source for part in stage.parts)]
+    for folder in folders:
+        files += sorted(f for f in folder.rglob("*") if f.suffix in (".py", ".toml"))
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
+        try:
+            data = file.read_bytes()
+        except OSError:
+            data = b""
+        digest.update(f"{file}\0{len(data)}\0".encode() + data)
     return digest.hexdigest()

@@ -14,7 +14,8 @@ _CALLS = 12
 #: Objects whose making is always shown: the first ones.
 _MADE = 6
 
-_LINE = 160
+#: Characters of a line: two on a terminal, or so.
+_LINE = 200
 
 
 class Transcript:
@@ -36,14 +37,14 @@ class Transcript:
     def made(self, line: str) -> None:
         """An object came to be."""
         if len(self._made) < _MADE:
-            self._made.append(_cut(line))
+            self._made.append(cut(line, _LINE))
         else:
             self.called(line)
 
     def called(self, line: str) -> None:
         """Something was called or set."""
         self._count += 1
-        self._calls.append(_cut(line))
+        self._calls.append(cut(line, _LINE))
 
     def __str__(self) -> str:
         skipped = self._count - len(self._calls)
@@ -51,8 +52,9 @@ class Transcript:
         return "\n".join([*self._made, *gap, *self._calls])
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
+def cut(text: str, limit: int) -> str:
+    """A text of at most ``limit`` characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def shown(value: Any) -> str:
@@ -61,8 +63,7 @@ def shown(value: Any) -> str:
         return f"array{list(value.shape)} {value.dtype}"
     if isinstance(value, np.generic):
         return repr(value.item())
-    text = repr(value)
-    return text if len(text) <= 80 else text[:79] + "…"
+    return cut(repr(value), 80)
 
 
 def call_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
