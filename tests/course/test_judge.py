@@ -362,6 +362,7 @@ class BlockAllocator:
         raise OutOfBlocks(f"GPU {{self.size}}")
 """
     first, second = judge_rounds(course, stage, handed_in(course, text), seeds=[0, 12345])
+    assert first.note == ""
     assert passed(first) == [CHECKS_2[0]]
     assert passed(second) == []
 
