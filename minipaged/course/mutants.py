@@ -73,9 +73,8 @@ def _mutant(row: Mapping[str, Any], where: str) -> Mutant:
             raise CourseError(f"{where}: {key} must be {kind.__name__}, not {row[key]!r}")
     if set(row) - set(kinds):
         raise CourseError(f"{where}: nobody knows the key {min(set(row) - set(kinds))!r}")
-    return Mutant(
-        **{key: " ".join(v.split()) if key == "misconception" else v for key, v in row.items()}
-    )
+    misconception = " ".join(row["misconception"].split())  # its lines are those of the file
+    return Mutant(**{**row, "misconception": misconception})
 
 
 def find_mutant(course: Course, stage: Stage, name: str) -> Mutant:

@@ -49,8 +49,12 @@ class expect_error:
     ) -> bool:
         if error is None:
             raise AssertionError(f"{self.why}: expected {self.kind.__name__}, got no error")
+        if not isinstance(error, Exception):
+            return False  # the worker has ended, or the user has: that is told as it is
         if not isinstance(error, self.kind):
-            return False
+            raise AssertionError(
+                f"{self.why}: expected {self.kind.__name__}, got {_told(error)}"
+            ) from error
         for word in self.words:
             if word not in str(error):
                 raise AssertionError(
@@ -58,6 +62,13 @@ class expect_error:
                     f"and is {str(error)!r}"
                 )
         return True
+
+
+def _told(error: Exception) -> str:
+    """An exception in words. One that comes from a worker has a note that tells where it came up
+    in the submission."""
+    notes = getattr(error, "__notes__", None)
+    return str(notes[0]) if notes else f"{type(error).__name__}: {error}"
 
 
 def state_of(pool: Any) -> str:
