@@ -18,12 +18,13 @@ def attend(parts, lab, step, layer, scale, batch=None):
 
 
 def compare(parts, lab, step, layer, *, scale=None, batch=None, tolerance=1e-5):
-    """Rows of tokens with the oracle's; those of padding are looked at where they matter."""
+    """Rows of tokens with the oracle's. All rows are returned, those of padding included."""
     scale = layer.q.shape[2] ** -0.5 if scale is None else scale
     out = attend(parts, lab, step, layer, scale, batch)
     rows = step.starts[-1]
     what = f"{about(step)}, {layer.q.dtype.name}: [token, head, i]"
     expect_array(out[:rows], step.want(layer, scale)[:rows], what, tolerance)
+    return out
 
 
 def about(step):
@@ -59,6 +60,8 @@ def test_a_chunk_sees_what_came_before_it(parts, lab, rng):
             for queries in (2, block_size + 1):
                 step = Step(rng, [(history, queries)], block_size)
                 compare(parts, lab, step, step.layer())
+    long = Step(rng, [(int(rng.integers(256, 300)), 300)], 16)
+    compare(parts, lab, long, long.layer(heads=1, kv_heads=1, head_dim=4))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -76,9 +79,8 @@ def test_a_ragged_batch_keeps_its_sequences_apart(parts, lab, rng):
         step = Step(rng, [*decodes, *map(tuple, others)], block_size)
         batch = step.batch(lab)
         for _ in range(2):  # layers: the batch is the same, keys and values are not
-            layer = step.layer(head_dim=4)
-            compare(parts, lab, step, layer, batch=batch)
-            padding = attend(parts, lab, step, layer, 0.5, batch)[step.starts[-1] :]
+            out = compare(parts, lab, step, step.layer(head_dim=4), batch=batch)
+            padding = out[step.starts[-1] :]
             zeros = np.zeros(padding.shape)
             expect_array(padding, zeros, f"{about(step)}: rows of padding, [row, head, i]")
 
