@@ -36,7 +36,8 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 import minipaged.attention.reference  # here and not in the forks: it brings torch
-import minipaged.course.judge.in_process  # noqa: F401
+import minipaged.course.judge.in_process
+import minipaged.course.judge.plugin  # noqa: F401
 from minipaged.course.catalog import Part, Stage, find_root, load_course
 
 #: Need a list of names to put in: what they make is no slip of a hand.
@@ -152,6 +153,14 @@ def killer(root: Path, stage: Stage, mutation: Mutation) -> str:
     return said.strip() if said else "(ended by the limits)"
 
 
+def must_pass(root: Path, stage: Stage) -> None:
+    """Where the reference itself fails, every mutation would count as killed."""
+    part = stage.parts[0]
+    failed = killer(root, stage, Mutation(part.name, "", "", "", part.source.read_text()))
+    if failed:
+        raise SystemExit(f"the reference of stage {stage.key} fails {failed}: mend that first")
+
+
 def _try(tests: Path, impl: str, pipe: int) -> None:
     """In the fork: run the tests until one fails, say which, and end."""
     try:
@@ -237,6 +246,7 @@ def main() -> int:
     for stage in stages:
         tried = [m for part in stage.parts for m in mutations(stage, part)][:: args.every]
         survivors, caught = [], {check.name: 0 for check in stage.checks()}
+        must_pass(root, stage)
         for i, mutation in enumerate(tried):
             name = killer(root, stage, mutation)
             if name:
@@ -249,6 +259,7 @@ def main() -> int:
                     print(f"          {mutation.symbol}: {mutation.becomes}", flush=True)
             if sys.stderr.isatty() or i % 50 == 49:
                 print(f"stage {stage.key}: {i + 1} of {len(tried)}", end="\r", file=sys.stderr)
+        must_pass(root, stage)
         caught = {name: count for name, count in caught.items() if count}
         sections.append(report(stage, survivors, len(tried), caught))
         missed = sum(not why for _, why in survivors)
