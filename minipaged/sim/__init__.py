@@ -1,0 +1,1 @@
+"""The paper's experiments on a virtual clock: workloads, and what they are compared with."""
