@@ -20,6 +20,32 @@
 # Four times you will be asked for a prediction. Write it down before you run the cell, then
 # change the value that the cell names and predict again.
 
+# %% tags=["colab", "remove-cell"]
+# On Colab this cell installs minipaged. Elsewhere it does nothing: `make setup` has done it.
+import sys
+
+REPOSITORY = ""  # on Colab: what you give to `git clone`, or a folder that has the repository
+
+if "google.colab" in sys.modules:
+    import subprocess
+    import tomllib
+    from pathlib import Path
+
+    if not REPOSITORY:
+        raise ValueError("set REPOSITORY in this cell to the address of the minipaged repository")
+    folder = Path(REPOSITORY)
+    if not folder.is_dir():
+        folder = Path("/content/minipaged")
+        if not folder.is_dir():
+            subprocess.run(["git", "clone", "--quiet", REPOSITORY, str(folder)], check=True)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    # pip leaves alone what is in range: Colab's torch stays. Jupyter is Colab's own.
+    needed = [line for line in project["dependencies"] if not line.startswith("jupyter")]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *needed], check=True)
+    subprocess.run([*pip, "--no-deps", "--editable", str(folder)], check=True)
+    sys.path.insert(0, str(folder))
+
 # %%
 import sys
 from dataclasses import replace
@@ -218,7 +244,7 @@ print(f"largest difference from dense attention: {error:.1e} (must be below 1e-0
 # %% [markdown]
 # **Prediction 3.** The next cell compares with a dense attention whose query head `h` reads KV
 # head `h % num_kv_heads`, a common mistake. For which values of `NUM_KV_HEADS` can nobody tell
-# the difference? Change it in the first cell, run again, and see.
+# the difference? Change it in the parameters' cell, run again, and see.
 
 # %%
 modulo_error, _ = attention_error(lambda h: h % NUM_KV_HEADS)
