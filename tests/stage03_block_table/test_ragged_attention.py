@@ -22,7 +22,8 @@ def compare(parts, lab, step, layer, *, scale=None, batch=None, tolerance=1e-5):
     scale = layer.q.shape[2] ** -0.5 if scale is None else scale
     out = attend(parts, lab, step, layer, scale, batch)
     rows = step.starts[-1]
-    what = f"{about(step)}, {layer.q.dtype.name}: [token, head, i]"
+    heads = f"{layer.q.shape[1]} heads, {layer.k_cache.shape[1]} of keys"
+    what = f"{about(step)}; {heads}; {layer.q.dtype.name}: [token, head, i]"
     expect_array(out[:rows], step.want(layer, scale)[:rows], what, tolerance)
     return out
 
