@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from minipaged.errors import MinipagedError
+from minipaged.errors import ConfigError as ConfigError
 
 PreemptionMode = Literal["auto", "swap", "recompute"]
 Batching = Literal["iteration", "request"]
 Reservation = Literal["paged", "max", "pow2", "oracle"]
-
-
-class ConfigError(MinipagedError, ValueError):
-    """A setting has a value that the engine cannot work with; the message names both."""
 
 
 def _require(condition: bool, message: str) -> None:

@@ -15,6 +15,10 @@ class DoubleFree(MinipagedError):
     """A block that is free already was freed, shared or asked for its references."""
 
 
+class ConfigError(MinipagedError, ValueError):
+    """A setting has a value that the engine cannot work with; the message names both."""
+
+
 class InvariantError(AssertionError):
     """An invariant of the engine does not hold; the message starts with its number."""
 

@@ -4,6 +4,9 @@ table 1).
 Units are in the names: ``_bytes`` are bytes, ``num_tokens`` and slots are tokens, blocks are
 ``block_size`` slots. With tensor parallelism every number of bytes or blocks is that of *one*
 rank: all ranks hold the same blocks, each with its own heads (paper, section 4.6).
+
+Bytes, tokens, slots and blocks are whole numbers; so is every result, and each is an ``int``.
+Sizes of tokens and blocks, in bytes or in slots, are at least 1.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minipaged.config import ConfigError, ModelConfig
+from minipaged.config import ModelConfig
+from minipaged.errors import ConfigError
 
 
+# --------------------------------------------------------------------------- bytes a token
 def kv_heads_per_rank(model: ModelConfig, tensor_parallel: int = 1) -> int:
     """KV heads that one of ``tensor_parallel`` ranks stores.
 
@@ -21,11 +26,16 @@ def kv_heads_per_rank(model: ModelConfig, tensor_parallel: int = 1) -> int:
     KV head that one of its query heads reads. So where there are fewer KV heads than ranks,
     several ranks store the same one.
 
-    Example: 32 query heads with 8 KV heads are 2 KV heads a rank on 4 ranks, and 1 on 16.
+    Args:
+        model: has ``num_heads`` query heads and ``num_kv_heads`` KV heads in each layer; the
+            second divides the first.
+
+    Example: of 32 query heads with 8 KV heads, each of 4 ranks stores 2 KV heads.
 
     Raises:
         ConfigError: ``tensor_parallel`` is below 1 or does not divide the query heads; or,
-            of KV heads and ranks, neither number is a multiple of the other.
+            of KV heads and ranks, neither number is a multiple of the other. The message names
+            the value of ``tensor_parallel`` and, where heads are the reason, how many.
     """
     if tensor_parallel < 1:
         raise ConfigError(f"tensor_parallel must be at least 1, not {tensor_parallel}")
@@ -46,10 +56,15 @@ def kv_bytes_per_token(model: ModelConfig, dtype_bytes: int, tensor_parallel: in
     """Bytes of keys and values of one token, over all layers, on one rank.
 
     Args:
-        dtype_bytes: bytes of one element (float16: 2).
+        model: has ``num_layers`` layers; a key is ``head_dim`` numbers for each KV head, and so
+            is a value.
+        dtype_bytes: bytes of one number (float16: 2).
 
     Example: OPT-13B (40 layers, 40 heads of 128) in float16 needs 819,200 B: the paper's
     800 KB a token (section 3).
+
+    Raises:
+        ConfigError: as :func:`kv_heads_per_rank`.
     """
     heads = kv_heads_per_rank(model, tensor_parallel)
     return 2 * model.num_layers * heads * model.head_dim * dtype_bytes
@@ -58,10 +73,15 @@ def kv_bytes_per_token(model: ModelConfig, dtype_bytes: int, tensor_parallel: in
 def kv_bytes_per_block(
     model: ModelConfig, dtype_bytes: int, block_size: int, tensor_parallel: int = 1
 ) -> int:
-    """Bytes of one physical block of ``block_size`` tokens, over all layers, on one rank."""
+    """Bytes of one physical block of ``block_size`` tokens, over all layers, on one rank.
+
+    Raises:
+        ConfigError: as :func:`kv_heads_per_rank`.
+    """
     return block_size * kv_bytes_per_token(model, dtype_bytes, tensor_parallel)
 
 
+# --------------------------------------------------------------------------- slots and blocks
 def kv_budget_bytes(
     card_bytes: int, utilization: float, weight_bytes: int, activation_bytes: int
 ) -> int:
@@ -79,14 +99,6 @@ def kv_budget_bytes(
     return int(card_bytes * utilization) - weight_bytes - activation_bytes
 
 
-def blocks_that_fit(budget_bytes: int, block_bytes: int) -> int:
-    """Whole blocks of ``block_bytes`` in a budget; 0 for a budget that is negative.
-
-    The pool on the card and the swap space in host memory are sized in the same way.
-    """
-    return max(0, budget_bytes // block_bytes)
-
-
 def slots_that_fit(budget_bytes: int, token_bytes: int) -> int:
     """Token slots in a budget, before they are cut into blocks; 0 for a negative budget.
 
@@ -95,15 +107,12 @@ def slots_that_fit(budget_bytes: int, token_bytes: int) -> int:
     return max(0, budget_bytes // token_bytes)
 
 
-def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
-    """Logical blocks of a sequence with ``num_tokens`` tokens; the last may be partly filled."""
-    return -(-num_tokens // block_size)
+def blocks_that_fit(budget_bytes: int, block_bytes: int) -> int:
+    """Whole blocks of ``block_bytes`` in a budget; 0 for a budget that is negative.
 
-
-def sequences_that_fit(num_blocks: int, num_tokens: int, block_size: int) -> int:
-    """Sequences of ``num_tokens`` tokens each that ``num_blocks`` blocks hold at once, when
-    they share nothing."""
-    return num_blocks // blocks_for_tokens(num_tokens, block_size)
+    The pool on the card and the swap space in host memory are sized in the same way.
+    """
+    return max(0, budget_bytes // block_bytes)
 
 
 def watermark_blocks(num_blocks: int, watermark: float) -> int:
@@ -111,6 +120,23 @@ def watermark_blocks(num_blocks: int, watermark: float) -> int:
     return int(num_blocks * watermark)
 
 
+def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
+    """Blocks that a sequence with ``num_tokens`` tokens holds: filled from the first on, so that
+    only the last may be partly filled; none without a token."""
+    return -(-num_tokens // block_size)
+
+
+def sequences_that_fit(num_blocks: int, num_tokens: int, block_size: int) -> int:
+    """Sequences of ``num_tokens`` tokens each that ``num_blocks`` blocks hold at once, when
+    they share nothing.
+
+    Args:
+        num_tokens: at least 1.
+    """
+    return num_blocks // blocks_for_tokens(num_tokens, block_size)
+
+
+# --------------------------------------------------------------------------- growth
 @dataclass(frozen=True, slots=True)
 class KVGrowth:
     """Bytes of KV cache that a batch occupies after ``step`` decode steps.
@@ -143,11 +169,13 @@ def kv_growth(
     Returns:
         One entry for each of the steps ``0 .. max(output_lens)``; none for an empty batch.
 
-    Example: a prompt of 3 with 1 output token, 1 B a token, blocks of 2, at most 8 tokens:
-    step 0 needs 3 B, pages 4 B and reserves 8 B; step 1 needs 4, pages 4 and reserves 8.
+    Example: a prompt of 2 with 1 output token, 1 B a token, blocks of 4, at most 8 tokens:
+    step 0 needs 2 B, pages 4 B and reserves 8 B; step 1 needs 3, pages 4 and reserves 8.
 
     Raises:
         ValueError: the two lists differ in length, or a sequence outgrows ``max_model_len``.
+            The message names the two lengths; or the two lengths of the sequence and
+            ``max_model_len``.
     """
     if len(prompt_lens) != len(output_lens):
         raise ValueError(
