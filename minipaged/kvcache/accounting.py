@@ -26,7 +26,7 @@ class SequenceMemory:
         requested_slots: of these, the slots that were asked for. The rest is what the
             allocator added because it hands out certain sizes only; None: it added nothing.
         shared_slots: the first that many of its slots are also held by a sequence that is
-            counted before it.
+            counted before it, and were sorted with that one.
     """
 
     tokens: int
@@ -43,7 +43,7 @@ class MemoryClasses:
     Attributes:
         token_states: holds the key and value of a token.
         reserved: empty now, and will hold a token of the sequence that it is reserved for.
-        internal: reserved, and will never be used: internal fragmentation.
+        internal: was asked for, and will never be used: internal fragmentation.
         external: everything else: free slots, too scattered or too few for the next request,
             and what an allocator adds to a request by rounding up ("external and other").
     """
@@ -71,6 +71,11 @@ class MemoryClasses:
 def memory_classes(sequences: Iterable[SequenceMemory], pool_slots: int) -> MemoryClasses:
     """Sort all slots of a pool into the four classes. A shared slot counts once.
 
+    The tokens of a sequence fill its slots from the first on, up to ``final_tokens`` of them, or
+    as many slots as it holds. A slot that holds a token, or will hold one, is of that class
+    whether or not it was asked for. A sequence may have more tokens already than it was expected
+    to end with: then nothing of it is reserved.
+
     Args:
         sequences: all that hold memory (a reserved region that no sequence is in yet is one
             with no tokens).
@@ -84,8 +89,8 @@ def memory_classes(sequences: Iterable[SequenceMemory], pool_slots: int) -> Memo
     of which 10 were asked for: 5, 2, 3 and 22.
 
     Raises:
-        ValueError: the sequences hold more slots than the pool has, or one has more tokens than
-            slots.
+        ValueError: token states, reserved and internal slots are more than the pool has, or a
+            sequence has more tokens than slots.
     """
     token_states = reserved = internal = 0
     for seq in sequences:
@@ -113,13 +118,21 @@ def sequence_memory(
 ) -> list[SequenceMemory]:
     """What the sequences on the device hold, ready for :func:`memory_classes`.
 
-    How long a sequence will be is what a contiguous reservation with an oracle is told:
-    ``expected_output_len``, or else ``params.max_tokens``, up to ``max_model_len``.
+    The tokens in the cache are ``num_computed``: the token sampled last is not there yet. The final
+    length is what a contiguous reservation with an oracle is told: the prompt and
+    ``expected_output_len``, or else ``params.max_tokens``, up to ``max_model_len``; if both are
+    None, ``max_model_len``. The slots are those of the sequence's block table.
 
     Args:
-        groups: the running groups.
+        groups: the running groups. The sequences of a group have one prompt.
         reservation: what a group has reserved (``ContiguousKVManager.reservation``); None for a
-            paged manager. Spare regions of a group count as sequences without tokens.
+            paged manager, where nothing is asked for beyond what a table holds.
+
+    Returns:
+        One for each live sequence, group by group. Behind those of a group with a reservation
+        comes one without tokens for each of its spare regions. In a paged manager tables may begin
+        with the same blocks: ``shared_slots`` are the slots of blocks that the table of an
+        earlier sequence has, too. Reserved regions share nothing.
     """
     memory = []
     counted: set[int] = set()
@@ -146,7 +159,11 @@ def sequence_memory(
 
 
 class MemoryMeter:
-    """The mean of the four classes over the steps of a run."""
+    """The mean of the four classes over the steps of a run; steps may have weights.
+
+    Two steps, one of which lasts three times as long: 10 token states with weight 1 and 30 with
+    weight 3 are 25 in the mean.
+    """
 
     def __init__(self) -> None:
         self._weight = 0.0
@@ -163,7 +180,7 @@ class MemoryMeter:
         """The weighted mean, in the unit of what was added.
 
         Raises:
-            ValueError: nothing was added, or with no weight.
+            ValueError: nothing was added, or all that was has the weight 0.
         """
         if not self._weight:
             raise ValueError("no step was counted yet")

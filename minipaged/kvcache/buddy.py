@@ -21,8 +21,10 @@ class BuddyAllocator:
     of 11 blocks with ``max_chunk=4`` is ``[0..3] [4..7] [8..9] [10]``. A region never crosses
     the border of a root chunk, and starts at a multiple of its own length.
 
-    Two halves of one chunk are *buddies*. After every call, no two free buddies stand side by
-    side as two chunks, so when all regions are given back, the root chunks are whole again.
+    A chunk is split into two halves of one length, and these are *buddies*. After every call, no
+    two free buddies stand side by side as two chunks, so when all regions are given back, the root
+    chunks are whole again. Root chunks are nobody's buddies. A call that ends in an error has
+    changed nothing. The errors are in :mod:`minipaged.errors`.
 
     Args:
         num_blocks: blocks of the pool.
@@ -55,6 +57,7 @@ class BuddyAllocator:
         self._free: dict[int, list[int]] = {}
         #: first block -> length, of the regions that are held
         self._held: dict[int, int] = {}
+        #: blocks that no region holds
         self._num_free = num_blocks
         start, size = 0, max_chunk
         while size:
@@ -113,8 +116,8 @@ class BuddyAllocator:
             The first block of the region.
 
         Raises:
-            OutOfBlocks: no free chunk is that long (however many blocks are free), with nothing
-                changed; the message names both.
+            OutOfBlocks: no free chunk is that long, however many blocks are free; the message
+                names the length of the region, and how many blocks are free.
             ValueError: ``num_blocks`` is below 1.
         """
         size = self.region_size(num_blocks)
@@ -137,7 +140,7 @@ class BuddyAllocator:
         """Give back the region whose first block is ``start``.
 
         Raises:
-            DoubleFree: no held region starts there.
+            DoubleFree: no held region starts there; the message names the block.
         """
         if start not in self._held:
             raise DoubleFree(f"buddy pool: no held region starts at block {start} (double free?)")

@@ -86,8 +86,8 @@ class ContiguousKVManager:
         max_model_len: most tokens of a sequence, prompt and output.
         reservation: which of the three systems.
 
-    Example: 983 blocks of 16 (OPT-13B on an A100) hold 7 regions of 2048 tokens, so ``max``
-    runs 7 requests at a time, whatever their lengths.
+    So 983 blocks of 16 (OPT-13B on an A100) hold 7 regions of 2048 tokens: ``max`` runs 7
+    requests at a time, whatever their lengths.
     """
 
     preemptible = False
@@ -123,7 +123,10 @@ class ContiguousKVManager:
 
     # -- admission ---------------------------------------------------------------------------
     def requested_tokens(self, group: SequenceGroup) -> int:
-        """Slots that each sequence of the group asks for."""
+        """Slots that each sequence of the group asks for, by the rule of the system.
+
+        The prompt has ``group.live[0].num_prompt_tokens`` tokens.
+        """
         seq = group.live[0]
         output = group.expected_output_len or group.params.max_tokens
         if self.policy == "max" or output is None:
@@ -133,14 +136,21 @@ class ContiguousKVManager:
         return min(seq.num_prompt_tokens + output, self.max_model_len)
 
     def blocks_needed(self, group: SequenceGroup) -> int:
-        """Blocks of all regions of the group, the rounding of the allocator included."""
+        """Blocks of all regions of the group, the rounding of the allocator included.
+
+        ``group.places()`` is how many sequences the group may have from now on.
+        """
         return group.places() * self.allocator.region_size(self._blocks_per_region(group))
 
     def fits(self, group: SequenceGroup, headroom: int = 0) -> bool:
-        """Are there regions for all sequences of the group now? ``headroom`` is ignored."""
+        """Are there regions for all sequences of the group now? ``headroom`` is ignored.
+
+        Free blocks are not enough: each region needs them side by side.
+        """
         return self.allocator.available(self._blocks_per_region(group)) >= group.places()
 
     def fits_ever(self, group: SequenceGroup) -> bool:
+        """Would there be regions for all of them if the pool were empty?"""
         return self.allocator.capacity(self._blocks_per_region(group)) >= group.places()
 
     def allocate(self, group: SequenceGroup) -> None:
@@ -162,6 +172,7 @@ class ContiguousKVManager:
         group.shape = None
 
     def _blocks_per_region(self, group: SequenceGroup) -> int:
+        """Whole blocks for the slots that each sequence asks for; the allocator rounds up later."""
         return -(-self.requested_tokens(group) // self.block_size)
 
     # -- growth ------------------------------------------------------------------------------

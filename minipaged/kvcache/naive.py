@@ -39,9 +39,16 @@ class NaiveKVCache:
         bytes_copied: bytes of keys and values that were moved from one array to a larger one,
             since the cache was made. Storing a new token for the first time is not a move.
 
-    Example: with 1 head of 2 in float32 (16 B a token) and no ``max_model_len``, a prompt of 3
-    tokens and then 1 more: 64 bytes used, 64 reserved, 48 copied. With ``max_model_len=10``:
-    64 used, 160 reserved, 0 copied.
+    Example, with 16 bytes a token (a key and a value of two float32)::
+
+        cache = NaiveKVCache(num_kv_heads=1, head_dim=2)
+        prompt, token = np.ones((3, 1, 2)), np.ones((1, 1, 2))
+        cache.append(7, prompt, prompt)
+        cache.append(7, token, token)   # bytes_copied 48
+        cache.bytes_used                # 64
+        cache.bytes_reserved            # 64
+
+    With ``max_model_len=10`` the same life gives 0, 64 and 160.
     """
 
     def __init__(
@@ -55,17 +62,20 @@ class NaiveKVCache:
         self.dtype = np.dtype(dtype)
         self.max_model_len = max_model_len
         self.bytes_copied = 0
+        #: seq_id -> what is stored of it; a sequence that is not in the cache is not here
         self._sequences: dict[int, _Stored] = {}
 
     def append(self, seq_id: int, k: Array, v: Array) -> None:
         """Add tokens at the end of a sequence; the first append of an id starts it.
 
+        What is stored is a copy: the caller may change ``k`` and ``v`` afterwards.
+
         Args:
-            k, v: ``[num_new, num_kv_heads, head_dim]``.
+            k, v: ``[num_new, num_kv_heads, head_dim]`` each, ``num_new`` 0 or more.
 
         Raises:
-            ValueError: a shape is wrong, or the sequence would outgrow ``max_model_len``;
-                nothing is changed.
+            ValueError: a shape is wrong, ``k`` and ``v`` have different lengths, or the sequence
+                would outgrow ``max_model_len``; nothing is changed.
         """
         for name, new in (("k", k), ("v", v)):
             if new.shape != (len(k), *self.token_shape):
