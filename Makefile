@@ -26,7 +26,7 @@ ifneq "$(shell cat $(READY) 2>/dev/null)" "$(CURDIR)"
 .PHONY: $(READY)
 endif
 
-.PHONY: help setup model demo grade test lint mutants check-generated clean
+.PHONY: help setup model demo grade test lint notebooks book pictures mutants check-generated clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s  %s\n", $$1, $$2 }' Makefile
@@ -77,7 +77,7 @@ test: lint ## ruff, mypy and the tests
 lint: $(LINTED) ## ruff and mypy alone
 	@:
 
-SOURCES := $(shell find minipaged kernels scripts tests -name '*.py' -not -path 'minipaged/kernels/*' 2>/dev/null)
+SOURCES := $(shell find minipaged kernels lessons notebooks scripts tests -name '*.py' -not -path 'minipaged/kernels/*' 2>/dev/null)
 
 $(LINTED): $(READY) pyproject.toml $(SOURCES)
 	@$(BIN)/python -m ruff check --quiet .
@@ -85,6 +85,15 @@ $(LINTED): $(READY) pyproject.toml $(SOURCES)
 	  echo "make: not formatted; '$(BIN)/ruff format' mends it" >&2; $(BIN)/python -m ruff format --check .; }
 	@$(BIN)/python -m mypy
 	@touch $(LINTED)
+
+notebooks: $(READY) ## open the notebooks in JupyterLab
+	@cd notebooks && "$(CURDIR)/$(BIN)/jupyter" lab
+
+book: $(READY) ## build lessons and executed notebooks into a site: build/book/html
+	@$(BIN)/python scripts/book.py
+
+pictures: $(READY) ## draw the lessons' pictures again
+	@$(BIN)/python scripts/lesson_pictures.py
 
 # `make test` holds each mutant to the check that is on record for it; this runs all checks again.
 mutants: $(READY) ## grade the grader: wrong parts must be rejected; rewrites their signatures
