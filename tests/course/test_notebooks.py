@@ -6,9 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
 
 from minipaged.course.catalog import load_course
 from minipaged.course.mutants import apply, find_mutant, reference_source
@@ -23,6 +27,7 @@ COURSE = load_course(ROOT)
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
 #: Two parameters and another value of each, and a mutant that serves requests to their end.
 OTHERS = {
+    "01_contiguous": ({"MINUTES": 4}, {"NUM_BLOCKS": 24}, "pow2_rounds_the_sum"),
     "02_block_allocator": ({"NUM_BLOCKS": 13}, {"SIBLINGS": 2}, "a_queue_instead_of_a_stack"),
     "03_block_table": ({"BLOCK_SIZE": 8}, {"LENGTH": 9}, "decode_opens_the_next_block_early"),
 }
@@ -111,6 +116,65 @@ def test_a_mutant_changes_the_results(notebook, on_solutions, tmp_path):
     file.parent.mkdir()
     file.write_text(apply(mutant, reference_source(COURSE, stage, mutant.part)), encoding="utf-8")
     assert notebook.run(PARTS=str(tmp_path))[0] != on_solutions[0]
+
+
+def first_code_cell(source):
+    cells = nbformat.reads(notebook_text(source.read_text(encoding="utf-8")), as_version=4).cells
+    return next(cell for cell in cells if cell.cell_type == "code")
+
+
+def installing_cell():
+    readme = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    (cell,) = re.findall(r"^```python\n(.*?)\n```$", readme, re.M | re.S)
+    return cell
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_its_first_cell_is_the_one_that_installs_on_colab(source):
+    cell = first_code_cell(source)
+    assert cell.source == installing_cell()
+    assert cell.metadata.tags == ["colab", "remove-cell"]
+
+
+@pytest.fixture
+def on_colab(monkeypatch):
+    """The commands that the first cell would run there."""
+    commands = []
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    return commands
+
+
+def test_on_colab_torch_and_jupyter_stay(on_colab):
+    exec(installing_cell().replace('REPOSITORY = ""', f"REPOSITORY = {str(ROOT)!r}"), {})
+    needed, itself = (command[5:] for command in on_colab)
+    assert all(command[1:5] == ["-m", "pip", "install", "--quiet"] for command in on_colab)
+    assert itself == ["--no-deps", "--editable", str(ROOT)]
+    assert sys.path[0] == str(ROOT)
+    names = [Requirement(line).name for line in needed]
+    assert {"torch", "numpy"} <= set(names)
+    assert "jupyter" not in names
+    # What makes pip leave a torch alone is a range, and no wish to upgrade.
+    (torch,) = [Requirement(line) for line in needed if line.startswith("torch")]
+    assert torch.specifier.contains("2.11.0+cu128")
+    assert torch.specifier.contains("2.13.1")
+
+
+def test_on_colab_a_repository_is_cloned(on_colab):
+    cell = installing_cell().replace('REPOSITORY = ""', 'REPOSITORY = "https://host.example/repo"')
+    # The clone is a stand-in, so there is nothing in it.
+    with pytest.raises(FileNotFoundError):
+        exec(cell, {})
+    (clone,) = on_colab
+    assert clone[:2] == ["git", "clone"]
+    assert "https://host.example/repo" in clone
+
+
+def test_on_colab_the_cell_asks_for_the_repository(on_colab):
+    with pytest.raises(ValueError, match="set REPOSITORY"):
+        exec(installing_cell(), {})
+    assert not on_colab
 
 
 def test_it_asks_for_predictions(notebook):
