@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 def fork(parent: BlockTable) -> BlockTable:
     """A child with the parent's tokens in the parent's blocks.
 
-    Every block has one reference more afterwards; none is allocated, and no byte is copied.
+    Every block has one reference more afterwards; none is allocated, and no byte is copied. The
+    parent is as it was. From then on the two are tables of their own: what one appends or frees
+    does not show in the other.
+
+    Example: table ``a`` is ``[0, 1*]``, in a pool of 6::
+
+        b = fork(a)    # b.blocks == [0, 1], and 4 blocks are still free
+        a.free()       # b still holds both
     """
     child = parent.clone()
     for block in child.blocks:
@@ -27,8 +34,9 @@ def fork(parent: BlockTable) -> BlockTable:
 def make_writable(table: BlockTable) -> tuple[int, int] | None:
     """Called before the next token is written to ``table``'s last, partly filled block.
 
-    Afterwards no other table holds that block (I3). Where nothing has to be copied, nothing is
-    allocated.
+    Afterwards no other table holds its last block (I3). Where others did, a block of this table's
+    own has come in its place, and the one that was shared has one reference less. Where nothing has
+    to be copied, nothing changes. The other blocks and ``num_tokens`` are always as they were.
 
     Returns:
         ``(source, target)``: the bytes of block ``source`` must be copied to block ``target``
@@ -57,30 +65,44 @@ def make_writable(table: BlockTable) -> tuple[int, int] | None:
 def blocks_for_next_token(tables: Iterable[BlockTable]) -> int:
     """Blocks that a group takes from the pool when each of its sequences gets one more token.
 
+    Each in turn is going to be made writable and appended to; this says how many blocks that will
+    take, and changes nothing. Whoever else holds a block gets no token meanwhile.
+
     Args:
-        tables: those of all live sequences of the group. Nothing changes.
+        tables: those of all live sequences of the group, of one pool.
 
     Example (``B = 4``): three tables that share ``[0, 1*]`` need 2: two of them copy block 1, and
-    the last holder writes in place. Three tables that share ``[0, 1]``, both full, need 3.
+    the last holder writes in place. If somebody else holds block 1 too, they need 3. Three tables
+    that share ``[0, 1]``, both full, need 3.
     """
     need = 0
-    shared_last: dict[int, int] = {}
+    left: dict[int, int] = {}  # references to a block, once those before have taken a copy
     for table in tables:
         if table.num_free_slots == 0:
             need += 1
-        else:
-            block = table.blocks[-1]
-            shared_last[block] = table.allocator.ref_count(block)
-    return need + sum(refs - 1 for refs in shared_last.values())
+            continue
+        block = table.blocks[-1]
+        refs = left.setdefault(block, table.allocator.ref_count(block))
+        if refs > 1:
+            left[block] = refs - 1
+            need += 1
+    return need
 
 
 def copy_blocks(cache: Any, pairs: list[tuple[int, int]]) -> None:
     """Copy whole blocks within one cache: the byte copy that remapping alone is not.
 
+    Afterwards each target holds what its source holds, bit for bit. Sources, and blocks that are
+    in no pair, are as they were.
+
     Args:
-        cache: ``[num_blocks, …]``, a NumPy array or a tensor; changed in place.
-        pairs: ``(source, target)``. Targets are distinct, and none of them is a source (I15).
+        cache: ``[num_blocks, …]``, a NumPy array or a tensor of any type; changed in place. What
+            comes after the first axis is all of a block: ``[num_kv_heads, block_size, head_dim]``
+            in one layer's keys, ``[layers, 2, num_kv_heads, block_size, head_dim]`` in the pool of
+            all layers. The latter is a view, whose blocks are not contiguous.
+        pairs: ``(source, target)``; none at all is fine. Targets are distinct, and none of them is
+            a source (I15). A source may have several targets.
     """
-    if pairs:
-        sources, targets = (list(side) for side in zip(*pairs))
-        cache[targets] = cache[sources]
+    # Not all at once by two lists: that is ten times slower where blocks are not contiguous.
+    for source, target in pairs:
+        cache[target] = cache[source]

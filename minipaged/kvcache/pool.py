@@ -106,8 +106,8 @@ class KVPool:
         _move(self._device, self._host, pairs)
 
     def copy(self, pairs: list[BlockPair]) -> None:
-        """Copy (source, target) pairs on the device, in all layers. All are read before any is
-        written; targets are distinct (I15)."""
+        """Copy (source, target) pairs on the device, in all layers. Targets are distinct, and none
+        of them is a source (I15)."""
         if pairs:
             self._copy(self._device.movedim(2, 0), pairs)
 

@@ -147,8 +147,8 @@ FAULTS = [
     Fault(
         "need_ignores_copies",
         COW,
-        "    return need + sum(refs - 1 for refs in shared_last.values())\n",
-        "    return need\n",
+        "            left[block] = refs - 1\n            need += 1\n",
+        "            left[block] = refs - 1\n",
         "Only a sequence that opens a block needs one.",
         ("OutOfBlocks",),
     ),

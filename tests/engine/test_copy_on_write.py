@@ -95,6 +95,16 @@ def test_a_reader_outside_the_group_keeps_its_block():
     assert pool.ref_count(1) == 1
 
 
+def test_readers_in_other_groups_are_not_counted_as_writers():
+    """Three groups of one, forked from a prefix that stays: each copies once."""
+    pool, (_, *readers) = family(6, 4)
+    for table in readers:
+        assert blocks_for_next_token([table]) == 1
+    before = pool.num_free
+    next_token(readers)
+    assert before - pool.num_free == 3
+
+
 def test_the_bytes_are_copied_and_the_source_stays():
     cache = np.arange(4 * 2 * 3).reshape(4, 2, 3)
     before = cache.copy()

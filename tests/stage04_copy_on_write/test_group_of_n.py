@@ -1,0 +1,72 @@
+"""Task 4.4: how many blocks a group takes for its next token."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from sharing_model import Model, World, siblings
+
+
+def test_siblings_that_share_a_block_copy_it_but_for_the_last(parts, rng):
+    for block_size in (4, int(rng.integers(3, 9)), 2):
+        num_tokens = block_size + int(rng.integers(1, block_size))
+        shapes = [siblings(n, "pq") for n in (4, 1, 2, 3, 5)]
+        shapes += [
+            {"a": "pq", "b": "pr"},
+            {"a": "pq", "b": "pr", "c": "pq", "d": "pr", "e": "pq"},
+            {"a": "pq", "b": "xy", "c": "pq"},
+        ]
+        for shape in shapes:
+            model = Model.of(rng, block_size, shape, num_tokens)
+            World(parts, model).need(shape)
+
+
+def test_a_sequence_at_a_block_boundary_takes_a_block(parts, rng):
+    for block_size in (4, int(rng.integers(3, 9)), 1):
+        for n in (3, 1, int(rng.integers(4, 7))):
+            shape = siblings(n, "pq")
+            World(parts, Model.of(rng, block_size, shape, 2 * block_size)).need(shape)
+        shape = {"a": "pq", "b": "pq", "c": "pr", "d": ""}
+        tokens = dict.fromkeys(shape, 2 * block_size) | {"d": 0}
+        if block_size > 1:
+            tokens["c"] = int(rng.integers(block_size + 1, 2 * block_size))
+        World(parts, Model.of(rng, block_size, shape, tokens)).need(shape)
+
+
+def life(rng, block_size, steps):
+    """Model states of a group on its way: it forks, goes on and loses sequences."""
+    model = Model(60, block_size)
+    model.tables["s0"], model.num_tokens["s0"] = [], 0
+    names = (f"s{i}" for i in count(1))
+    for _ in range(int(rng.integers(1, 2 * block_size + 2))):
+        model.append("s0")
+    for _ in range(steps):
+        for _ in range(int(rng.integers(0, 3))):
+            alive = list(model.tables)
+            if len(alive) < 6:
+                model.fork(alive[int(rng.integers(len(alive)))], next(names))
+        yield model
+        for name in list(model.tables):
+            model.make_writable(name)
+            model.append(name)
+        if len(model.tables) > 3:
+            model.end(list(model.tables)[int(rng.integers(len(model.tables)))])
+
+
+def test_the_need_is_what_the_next_step_takes(parts, rng):
+    for block_size in (4, int(rng.integers(2, 6))):
+        for model in life(rng, block_size, 8):
+            world = World(parts, model)
+            world.need(model.tables)
+            world.compare("after blocks_for_next_token()")
+
+
+def test_readers_outside_the_group_are_not_counted_as_writers(parts, rng):
+    """A prefix that stays, or another group: they hold the block, and do not write now."""
+    for block_size in (4, int(rng.integers(3, 9))):
+        num_tokens = block_size + int(rng.integers(1, block_size))
+        for n, others in ((3, 1), (1, 1), (1, 3), (2, int(rng.integers(2, 5)))):
+            shape = siblings(n + others, "pq")
+            world = World(parts, Model.of(rng, block_size, shape, num_tokens))
+            world.need(list(shape)[:n])
+            world.need(list(shape)[n:])
