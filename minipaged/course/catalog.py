@@ -95,6 +95,7 @@ class Counterexample:
         names: name -> how it is made, as ``{"pool": "BlockAllocator(4)"}``, in this order.
         observe: expressions that are compared after every operation, as ``pool.num_free``.
         max_operations: a longer trace is refused.
+        functions: of parts, that a trace may call, as ``fork``.
     """
 
     mutant: str
@@ -105,6 +106,7 @@ class Counterexample:
     max_operations: int
     question: str
     pointer: str
+    functions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -370,18 +372,21 @@ def _checks(table: _Table, parents: bool) -> tuple[Check, ...]:
 
 
 def _counterexample(table: _Table) -> Counterexample:
-    names = table.take("names", dict)
+    names = table.take("names", dict, {})
     found = Counterexample(
         mutant=table.take("mutant", str),
         claim=table.take("claim", str).strip(),
         points=table.take("points", int),
         names=names,
+        functions=table.names("functions", ()),
         observe=table.names("observe"),
         max_operations=table.take("max_operations", int),
         question=table.take("question", str).strip(),
         pointer=table.take("pointer", str).strip(),
     )
     table.done()
+    if not found.names and not found.functions:
+        raise _Wrong(f"{table.where}: a trace has nothing to call, neither names nor functions")
     return found
 
 

@@ -2,8 +2,8 @@
 a named mutant differ.
 
 A trace is a list of calls, such as ``["a = pool.allocate()", "pool.share(a)"]``. It is read, never
-executed as code: each operation is one call of a public method, with numbers or earlier results
-as arguments. It runs on trusted code alone.
+executed as code: each operation is one call of a public method, or of a function that the course
+names, with numbers, objects or earlier results as arguments. It runs on trusted code alone.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Operation:
     Attributes:
         label: as messages name it.
         target: the name that its result gets, if any.
-        uses: earlier results among its arguments.
+        uses: earlier results among its arguments, or whose method it is.
     """
 
     label: str
@@ -120,8 +120,8 @@ def parse(trace: Sequence[str], asked: Counterexample) -> Iterator[Operation]:
     """Read the operations one by one.
 
     Raises:
-        CourseError: an operation is more than one call of a public method with numbers or
-            earlier results; the message names it and says what is allowed.
+        CourseError: an operation is more than one call with numbers, objects or earlier
+            results; the message names it and says what is allowed.
     """
     known: set[str] = set()
     for number, text in enumerate(trace, 1):
@@ -143,11 +143,17 @@ def _operation(label: str, text: str, asked: Counterexample, known: set[str]) ->
     call = statement.value if isinstance(statement, ast.Assign | ast.Expr) else None
     if not isinstance(call, ast.Call):
         raise CourseError(f"{label}, is no call: one call each, as `a = {_sample(asked)}()`")
-    _method(label, call.func, asked)
+    owner = _called(label, call.func, asked, known)
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     if any(keyword.arg is None for keyword in call.keywords):
         raise CourseError(f"{label}: `**` is not allowed")
-    uses = tuple(name for argument in arguments for name in _names(label, argument, known))
+    named = [name for argument in arguments for name in _names(label, argument)]
+    for name in named:
+        if name not in known and name not in asked.names:
+            raise CourseError(f"{label}: no earlier operation gives {name!r} a value")
+    if owner is None and any(isinstance(node, ast.USub) for node in ast.walk(call)):
+        raise CourseError(f"{label}: a function is called with numbers that are not negative")
+    uses = tuple(name for name in (owner, *named) if name in known)
     return Operation(label, compile(ast.Expression(call), FILE, "eval"), target, uses)
 
 
@@ -155,23 +161,29 @@ def _target(label: str, statement: ast.Assign, asked: Counterexample) -> str:
     target = statement.targets[0]
     if len(statement.targets) > 1 or not isinstance(target, ast.Name):
         raise CourseError(f"{label}: a result gets one name, as `a = {_sample(asked)}()`")
-    if target.id in asked.names or target.id.startswith("_"):
+    if target.id in (*asked.names, *asked.functions) or target.id.startswith("_"):
         raise CourseError(f"{label}: a result cannot be called {target.id!r}; try another name")
     return target.id
 
 
-def _method(label: str, function: ast.expr, asked: Counterexample) -> None:
-    names = " or ".join(asked.names)
-    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
-        raise CourseError(f"{label}: only methods of {names} can be called")
-    if function.value.id not in asked.names:
-        raise CourseError(f"{label}: there is no {function.value.id!r} here, only {names}")
-    if function.attr.startswith("_"):
-        raise CourseError(f"{label}: {function.attr!r} is private; use the public methods")
+def _called(label: str, call: ast.expr, asked: Counterexample, known: set[str]) -> str | None:
+    """Whose method is called; None for a function."""
+    match call:
+        case ast.Name(id=name) if name in asked.functions:
+            return None
+        case ast.Attribute(value=ast.Name(id=name), attr=method):
+            if name not in asked.names and name not in known:
+                here = " or ".join((*asked.names, *asked.functions))
+                raise CourseError(f"{label}: there is no {name!r} here, only {here}")
+            if method.startswith("_"):
+                raise CourseError(f"{label}: {method!r} is private; use the public methods")
+            return name
+    allowed = [*(f"methods of {name}" for name in asked.names), *asked.functions]
+    raise CourseError(f"{label}: only {' or '.join(allowed)} can be called")
 
 
-def _names(label: str, argument: ast.expr, known: set[str]) -> Iterator[str]:
-    """The earlier results in an argument, which is a number, a result or a list of these."""
+def _names(label: str, argument: ast.expr) -> Iterator[str]:
+    """The names in an argument, which is a number, a name or a list of these."""
     match argument:
         case ast.Constant(value=bool()):
             raise CourseError(f"{label}: {ast.unparse(argument)} is no number")
@@ -182,12 +194,10 @@ def _names(label: str, argument: ast.expr, known: set[str]) -> Iterator[str]:
             if value > LARGEST:
                 raise CourseError(f"{label}: {value} is more than {LARGEST}; a small one will do")
         case ast.Name(id=name):
-            if name not in known:
-                raise CourseError(f"{label}: no earlier operation gives {name!r} a value")
             yield name
         case ast.List(elts=items):
             for item in items:
-                yield from _names(label, item, known)
+                yield from _names(label, item)
         case _:
             raise CourseError(
                 f"{label}: {ast.unparse(argument)} is neither a whole number nor an earlier "
@@ -196,7 +206,9 @@ def _names(label: str, argument: ast.expr, known: set[str]) -> Iterator[str]:
 
 
 def _sample(asked: Counterexample) -> str:
-    return f"{next(iter(asked.names))}.method"
+    for name in asked.names:
+        return f"{name}.method"
+    return asked.functions[0]
 
 
 # --------------------------------------------------------------------------- running
@@ -206,6 +218,7 @@ class _Side:
     def __init__(self, asked: Counterexample, symbol: Callable[[str], Any]) -> None:
         self.observe = asked.observe
         self.values: dict[str, Any] = {"state_of": state_of}
+        self.values |= {name: symbol(name) for name in asked.functions}
         for name, made in asked.names.items():
             for node in ast.walk(ast.parse(made)):
                 if isinstance(node, ast.Name) and node.id not in self.values:
@@ -273,7 +286,7 @@ def _compare(
             if name in lost:
                 raise CourseError(f"{operation.label}: {name!r} has no value, since {lost[name]}")
         right, error = reference.do(operation)
-        if isinstance(error, TypeError | AttributeError):
+        if isinstance(error, TypeError | AttributeError | ZeroDivisionError):
             raise CourseError(f"{operation.label}, cannot be called like this: {error}")
         wrong, _ = mutant.do(operation)
         if right != wrong:

@@ -8,7 +8,7 @@ from pathlib import Path
 import libcst as cst
 
 from minipaged.course import syntax
-from minipaged.course.catalog import Course, Part, Stage
+from minipaged.course.catalog import Counterexample, Course, Part, Stage
 from minipaged.course.projection import project
 from minipaged.course.stubs import is_stub as is_stub
 from minipaged.course.stubs import stub_message as stub_message
@@ -61,7 +61,10 @@ def counterexample_text(stage: Stage) -> str:
     asked = stage.counterexample
     if asked is None:
         raise CourseError(f"stage {stage.key} asks for no counterexample")
-    (first, *_) = asked.names
+    first = next(iter(asked.names), "")
+    sample = f'"x = {first}.some_method(2)", "{first}.other_method(x)"'
+    if not first:
+        sample = f'"x = {asked.functions[0]}(…)"'
     start = [f"{name} = {made}" for name, made in asked.names.items()]
     lines = [
         f"Stage {stage.key}, counterexample: {asked.points} points.",
@@ -74,19 +77,26 @@ def counterexample_text(stage: Stage) -> str:
         ),
         "",
         *_column("at the start", start),
+        *_column("functions", list(asked.functions)),
         *_column("compared", [*asked.observe, "what the operation returns or raises"]),
         "",
         *_wrap(
-            "An operation calls a public method, with numbers or earlier results. Its own result "
-            "may get a name:"
+            f"An operation calls {_callable(asked)}, with numbers or earlier results. Its own "
+            "result may get a name:"
         ),
         "",
-        f'    trace = ["x = {first}.some_method(2)", "{first}.other_method(x)"]',
+        f"    trace = [{sample}]",
         "",
         f"check   minipaged grade {stage.key}",
         f"stuck   minipaged hint {stage.key}.counterexample",
     ]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\ntrace = []\n"
+
+
+def _callable(asked: Counterexample) -> str:
+    methods = ["a public method"] if asked.names else []
+    functions = ["one of the functions"] if asked.functions else []
+    return " or ".join(methods + functions)
 
 
 def _column(title: str, rows: list[str]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import pytest
 
 from minipaged.course.catalog import Counterexample, load_course
 from minipaged.course.counterexample import is_started, judge_trace, read_trace, trace_path
+from minipaged.course.skeleton import counterexample_text
 from minipaged.errors import CourseError
 
 COURSE = load_course()
@@ -161,6 +163,72 @@ def test_a_trace_is_started_once_something_is_written(tmp_path, text, started):
 def test_results_and_numbers_may_be_arguments_in_lists_and_by_name(judged):
     trace = [*GOOD[:1], "more = pool.allocate_many(count=2)", "pool.free_many([a, -1])"]
     assert "no difference" in judged(trace).message
+
+
+# --------------------------------------------------------------------------- functions
+def functions_of(key, **changes):
+    stage = COURSE.stage(key)
+    return replace(stage, counterexample=replace(stage.counterexample, **changes))
+
+
+def test_functions_of_a_part_can_be_called(judged):
+    stage = functions_of("0")
+    found = judged(["a = blocks_for_tokens(1, 2)", "sequences_that_fit(a, 1, 2)"], stage).found
+    assert "`sequences_that_fit(a, 1, 2)`: the call gives 1, and 2 where" in found
+    assert "no difference" in judged(["sequences_that_fit(num_blocks=9, 4, 4)".replace(
+        "4, 4", "num_tokens=4, block_size=4")], stage).message  # fmt: skip
+
+
+def test_the_skeleton_says_what_can_be_called():
+    text = counterexample_text(COURSE.stage("0"))
+    assert tomllib.loads(text) == {"trace": []}
+    assert "at the start" not in text
+    assert "    functions     sequences_that_fit\n" in text
+    assert 'trace = ["x = sequences_that_fit(…)"]' in text
+    both = counterexample_text(functions_of("4", functions=("fork",)))
+    for words in (
+        "pool = BlockAllocator(6)",
+        "functions     fork",
+        "method or one of the functions",
+    ):
+        assert words in both
+
+
+@pytest.mark.parametrize(
+    ("operation", "words"),
+    [
+        ("kv_growth([1], [1], 1, 1, 9)", "only sequences_that_fit or blocks_for_tokens can be"),
+        ("sequences_that_fit.__call__(1, 1, 2)", "no 'sequences_that_fit' here"),
+        ("blocks_for_tokens = blocks_for_tokens(1, 2)", "try another name"),
+        ("sequences_that_fit(-1, 1, 2)", "not negative"),
+        ("sequences_that_fit([1, -1], 1, 2)", "not negative"),
+        ("sequences_that_fit(1, 1, 0)", "cannot be called like this"),
+        ("sequences_that_fit(1, 0, 2)", "cannot be called like this"),
+        ("sequences_that_fit(1)", "cannot be called like this"),
+        ("sequences_that_fit(1, 1, b)", "no earlier operation gives 'b'"),
+        ("1", "as `a = sequences_that_fit()`"),
+    ],
+)
+def test_calls_of_functions_that_are_refused(judged, operation, words):
+    message = judged([operation], functions_of("0")).message
+    assert message.startswith("operation 1")
+    assert words in message
+
+
+def test_objects_are_arguments_and_results_have_methods(judged):
+    stage = functions_of(
+        "4",
+        mutant="a_fork_takes_no_reference",
+        functions=("fork",),
+        observe=("pool.num_free",),
+        max_operations=4,
+    )
+    trace = ["a.append(4)", "b = fork(a)", "b.free()"]
+    assert "pool.num_free" in judged(trace, stage).found
+    message = judged(["a.append(4)", "b = fork(a)", "b._blocks()"], stage).message
+    assert "'_blocks' is private" in message
+    message = judged(["b = a.append(99)", "b.free()"], stage).message
+    assert "'b' has no value" in message
 
 
 def test_a_stage_without_one_says_so(tmp_path):

@@ -452,6 +452,19 @@ def test_the_same_tests_run_in_one_process(course, stage, tmp_path):
     assert f"{file}:" in done.stdout or "block_allocator.py:" in done.stdout
 
 
+def test_the_lab_makes_models_without_torch():
+    code = (
+        "import sys; from minipaged.course.judge.lab import Lab; "
+        "model = Lab().model_config(num_layers=2, num_heads=8, num_kv_heads=2, head_dim=16); "
+        "assert (model.hidden_size, model.num_kv_heads) == (128, 2); "
+        "other = Lab().model_config(num_layers=2, num_heads=8, num_kv_heads=2, head_dim=16, "
+        "hidden_size=96, name='x'); "
+        "assert (other.hidden_size, other.name) == (96, 'x'); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 # --------------------------------------------------------------------------- the wire
 VALUES = [
     None,

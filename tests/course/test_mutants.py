@@ -41,6 +41,13 @@ SIGNATURES = {key: load_signatures(COURSE, stage) for key, stage in STAGES.items
 KEYS = list(STAGES)
 # Bugs that nobody named: what is wrong with each is no mutant's misconception.
 UNRELATED = {
+    "0": [
+        ("sizing", "return block_size * kv_bytes_per_token", "return kv_bytes_per_token"),
+        ("sizing", "- weight_bytes - activation_bytes", "- weight_bytes + activation_bytes"),
+        ("sizing", "int(num_blocks * watermark)", "round(num_blocks * watermark)"),
+        ("sizing", "blocks * block_size * token_bytes", "blocks * token_bytes"),
+        ("sizing", "max(output_lens, default=-1) + 1", "max(output_lens, default=-1)"),
+    ],
     "2": [
         ("block_allocator", "self._free.pop()", "self._free.pop(len(self._free) // 2)"),
         ("block_allocator", "return list(self._free)", "return sorted(self._free)"),

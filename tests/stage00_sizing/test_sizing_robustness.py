@@ -1,0 +1,53 @@
+"""Models that do not fit, heads that cannot be spread, and batches that cannot be."""
+
+from __future__ import annotations
+
+from sizing_model import random_shape
+
+from minipaged.course.testing import expect, expect_error
+from minipaged.errors import ConfigError
+
+
+def test_heads_that_cannot_be_spread_are_refused(parts, lab, rng):
+    shape = random_shape(rng, 6, 2)
+    model = shape.make(lab)
+    below = -int(rng.integers(1, 9))
+    refused = [(0, "0"), (below, str(below)), (5, str(shape.heads)), (24, str(shape.heads))]
+    for ranks, named in [*refused, (4, "6")]:
+        why = f"kv_heads_per_rank on {ranks} ranks ({shape})"
+        with expect_error(ConfigError, str(ranks), named, why=why):
+            parts.kv_heads_per_rank(model, ranks)
+        with expect_error(ConfigError, why=f"bytes of a token on {ranks} ranks ({shape})"):
+            parts.kv_bytes_per_token(model, 2, ranks)
+        with expect_error(ConfigError, why=f"bytes of a block on {ranks} ranks ({shape})"):
+            parts.kv_bytes_per_block(model, 2, 16, ranks)
+
+
+def test_a_model_that_is_too_large_leaves_no_room(parts, rng):
+    card = 20 * int(rng.integers(1_000, 9_000)) + 9
+    usable = 9 * card // 10
+    weights, activations = usable + int(rng.integers(5_000)), int(rng.integers(100, 999))
+    short = usable - weights - activations
+    why = f"kv_budget_bytes({card}, 0.9, {weights}, {activations}), rounded down"
+    expect(parts.kv_budget_bytes(card, 0.9, weights, activations), short, why)
+    size = int(rng.integers(2, 99))
+    for budget in (short, -1, 0):
+        expect(parts.slots_that_fit(budget, size), 0, f"slots of {size} B in {budget} B")
+        expect(parts.blocks_that_fit(budget, size), 0, f"blocks of {size} B in {budget} B")
+
+
+def test_a_batch_that_cannot_be_is_refused(parts, rng):
+    fits, longest = int(rng.integers(10, 30)), int(rng.integers(50, 99))
+    output = longest - fits
+    for prompts, outputs in (([fits, fits, 1], [2, 3]), ([fits], [1, 2])):
+        why = f"kv_growth of {len(prompts)} prompts with {len(outputs)} outputs"
+        with expect_error(ValueError, str(len(prompts)), str(len(outputs)), why=why):
+            parts.kv_growth(prompts, outputs, 1, 4, longest)
+    for prompts, outputs in (([fits + 1], [output]), ([2, fits], [2, output + 1])):
+        why = f"kv_growth of {prompts[-1]} + {outputs[-1]} tokens with max_model_len {longest}"
+        named = str(prompts[-1]), str(outputs[-1]), str(longest)
+        with expect_error(ValueError, *named, why=why):
+            parts.kv_growth(prompts, outputs, 1, 4, longest)
+    entries = len(parts.kv_growth([fits], [output], 1, 4, longest))
+    expect(entries, output + 1, f"entries of a sequence that is just {longest} tokens long")
+    expect(parts.kv_growth([], [], 1, 4, longest), [], "kv_growth of an empty batch")
