@@ -73,6 +73,32 @@ PICTURES = (
             "seq1": ("It", " was", " the", " best", " of", " times", " it"),
         },
     ),
+    Picture(
+        name="04-forked",
+        title="Two samples of one prompt",
+        state="seq0:[7 1*] seq1:[7 1*] free:{0 2 3 4 5 6} refs{7:2 1:2}",
+        tokens={
+            "seq0": ("Four", " score", " and", " seven", " years", " ago", " our"),
+            "seq1": ("Four", " score", " and", " seven", " years", " ago", " our"),
+        },
+    ),
+    Picture(
+        name="04-written",
+        title="One copied a block, the other wrote in place",
+        state="seq0:[7 3] seq1:[7 1] free:{0 2 4 5 6} refs{7:2}",
+        tokens={
+            "seq0": ("Four", " score", " and", " seven", " years", " ago", " our", " fathers"),
+            "seq1": ("Four", " score", " and", " seven", " years", " ago", " our", " mothers"),
+        },
+    ),
+    Picture(
+        name="04-beam",
+        title="Four beams share most of their blocks",
+        state=(
+            "seq1:[0 1 3 6 9*] seq4:[0 1 3 6 10*] seq2:[0 1 3 7 11*] seq5:[0 1 3 7 12*] "
+            "free:{2 4 5 8} refs{0:4 1:4 3:4 6:2 7:2}"
+        ),
+    ),
 )
 
 
