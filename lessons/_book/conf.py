@@ -47,20 +47,18 @@ html_css_files = ["book.css"]
 html_show_sourcelink = False
 html_show_copyright = False
 html_copy_source = False
-# Nothing is fetched: pages with mathematics, and only those, load what lies beside them.
-mathjax_path = "mathjax/tex-svg.js"
-mathjax4_config = {
-    # Speech comes from a worker that is not in the bundle.
-    "options": {"enableMenu": False, "enableSpeech": False, "enableBraille": False},
-    "loader": {"paths": {"fonts": "[mathjax]/fonts"}},
-}
+# Nothing is fetched: pages with mathematics, and only those, load what lies beside them. It is
+# MathJax with the one of its fonts that is whole in the bundle: others load their rarer letters
+# when they meet them, and so does what makes speech of a formula its rules.
+mathjax_path = "mathjax/tex-mml-svg-mathjax-tex.js"
+mathjax4_config = {"options": {"menuOptions": {"settings": {"enrich": False}}}}
 html_theme_options = {
     "home_page_in_toc": True,
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
     "navbar_persistent": [],
-    "logo": {"text": course.title},
+    "logo": {"text": project},
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }

@@ -103,7 +103,7 @@ def test_pictures_are_in_the_page_and_tell_their_state(site):
 def test_only_a_page_with_mathematics_loads_mathjax(site):
     for page in site.rglob("*.html"):
         html = page.read_text(encoding="utf-8")
-        assert ("tex-svg.js" in html) == ('class="math' in html), page.name
+        assert ("mathjax-tex.js" in html) == ('class="math' in html), page.name
 
 
 def test_a_notebook_in_the_book_runs_on_the_solutions():
