@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from minipaged.course.student_parts import explained, load_parts
-from minipaged.options import add_engine_arguments, build_llm
+from minipaged.options import DEFAULT_MODEL, add_engine_arguments, build_llm
 from minipaged.sampling_params import SamplingParams
 from minipaged.trace import TraceWriter
 from minipaged.viz.state import PoolState
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> int:
         args.num_gpu_blocks = POOL_BLOCKS
     if args.num_cpu_blocks is None:
         args.num_cpu_blocks = POOL_BLOCKS // 2
-    if args.max_model_len is None:
-        args.max_model_len = MAX_MODEL_LEN
+    if args.max_model_len is None and args.model == DEFAULT_MODEL:
+        args.max_model_len = MAX_MODEL_LEN  # others may have been trained for less
     parts = load_parts(args.parts)
     with TraceWriter(args.trace) if args.trace else nullcontext() as trace, explained(parts):
         say(f"Loading {args.model} …")

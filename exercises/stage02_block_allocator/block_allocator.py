@@ -8,15 +8,18 @@ Stage 2, the block allocator::
     read    lessons/02-block-allocator.md
     write   2.1  Allocate and exhaust  12 points
             2.2  References and free   14 points
+    also    robustness 10 points, counterexample.toml 4 points
     check   minipaged grade 2
     stuck   minipaged hint 2.1
-    use it  minipaged generate --parts mine "Once upon a time"
+    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
     next    lessons/03-block-table.md
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from minipaged.errors import DoubleFree, OutOfBlocks
 
 
 class BlockAllocator:

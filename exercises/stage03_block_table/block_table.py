@@ -9,9 +9,10 @@ Stage 3, the block table::
     read    lessons/03-block-table.md
     write   3.1  Slots    8 points
             3.2  Growth  12 points
+    also    robustness 11 points, counterexample.toml 5 points
     check   minipaged grade 3
     stuck   minipaged hint 3.1
-    use it  minipaged generate --parts mine "Once upon a time"
+    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
     next    paged_attention.py, beside this file
 """
 
@@ -63,7 +64,8 @@ class BlockTable:
 
     @property
     def num_free_slots(self) -> int:
-        """Tokens that fit into the last block without a new one: 0 to ``B - 1``."""
+        """Tokens that fit into the last block without a new one: 0 to ``B - 1``; 0 for an empty
+        table."""
         raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
 
     def blocks_to_append(self, count: int) -> int:
@@ -71,7 +73,7 @@ class BlockTable:
         raise NotImplementedError("stage 3, task 3.2: see lessons/03-block-table.md")
 
     def append(self, count: int) -> None:
-        """Make room for ``count`` more tokens, at the end of the sequence.
+        """Make room for ``count`` (0 or more) more tokens, at the end of the sequence.
 
         The blocks that are held already stay where they are; new ones come after them, in the
         order in which the pool hands them out.

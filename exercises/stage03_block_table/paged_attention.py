@@ -8,10 +8,11 @@ Stage 3, the block table::
     read    lessons/03-block-table.md
     write   3.3  Write and gather  10 points
             3.4  Ragged attention  14 points
+    also    robustness 11 points, counterexample.toml 5 points
     check   minipaged grade 3
     stuck   minipaged hint 3.3
-    use it  minipaged generate --parts mine "Once upon a time"
-    next    minipaged grade: how far you are
+    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
+    next    lessons/04-copy-on-write.md
 """
 
 from __future__ import annotations

@@ -300,13 +300,14 @@ def _compare(
     state = ", ".join(f"{expression} is {value}" for expression, value in seen.items())
     count = "the one operation" if len(operations) == 1 else f"all {len(operations)} operations"
     return Verdict(
-        f"the trace shows no difference: after {count} the reference and the mutant agree, and "
-        f"{state}. The mutant's claim: {asked.claim}"
+        f"the trace shows no difference: after {count} a right implementation and one that "
+        f"believes the claim agree, {state}; the last call gives {right}. "
+        f"The claim: {asked.claim}"
     )
 
 
 def _difference(operation: Operation, what: str, right: str, wrong: str) -> str:
-    return f"after {operation.label}: {what} gives {right} on the reference, {wrong} on the mutant"
+    return f"after {operation.label}: {what} gives {right}, and {wrong} where the claim is believed"
 
 
 def _shown(value: Any) -> str:

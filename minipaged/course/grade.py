@@ -33,6 +33,7 @@ from minipaged.course.score_card import (
     show_progress,
     show_stage,
     show_total,
+    show_void,
 )
 from minipaged.course.scores import StageScore, runnable, score
 from minipaged.course.signatures import diagnose
@@ -201,16 +202,19 @@ def _grade_stages(
     scores = []
     for stage in stages:
         result = _graded(course, stage, impl, args)
+        scores.append(result)
+        if result.note:  # no verdict: an earlier score stands
+            show_void(console, result)
+            continue
         record = record_score(course.root, result, date.today()) if keep else None
         show_stage(console, result, record)
-        scores.append(result)
     if len(scores) > 1:
         show_total(console, scores)
     if args.json:
         _write(args.json, _json(gradescope(scores)))
     if args.junit:
         _write(args.junit, junit(scores))
-    if impl not in ("solutions", "ref"):
+    if impl not in ("solutions", "ref") and not all(result.note for result in scores):
         last = next((result for result in scores if not result.whole), scores[-1])
         show_next(console, after_grading(course, last))
     return 0 if all(result.whole for result in scores) else 1

@@ -14,6 +14,7 @@ from minipaged.course.catalog import Course, Stage, Task
 from minipaged.course.counterexample import is_started, trace_path
 from minipaged.course.progress import ScoreRecord
 from minipaged.course.scores import CheckScore, StageScore
+from minipaged.course.stubs import STORY
 from minipaged.course.submission import Definitions, PartFile, Submission, parse
 
 
@@ -118,7 +119,7 @@ def _write(
     verb = "look at" if failed else "write"
     rows = [
         ("read", _lesson(course, stage, task.id)),
-        (verb, f"{place(file.path, line)}  {symbol}" if file.source else _no_file(file)),
+        (verb, f"{place(file.path, line)}  {symbol}".rstrip() if file.source else _no_file(file)),
         ("stuck", f"{program()} hint {task.id}"),
         ("then", _grade(stage, submission)),
     ]
@@ -156,9 +157,11 @@ def _find_trace(course: Course, stage: Stage, submission: Submission) -> NextSte
 def _done(course: Course, stage: Stage, whole: bool) -> NextStep:
     heading = f"Stage {stage.key} is whole." if whole else f"Stage {stage.key} is done."
     rows = [
-        ("see it serve", f'{program()} generate --parts mine "Once upon a time"'),
+        ("see it serve", f"{program()} generate --parts mine {STORY}"),
         ("", f"{program()} demo --parts mine"),
     ]
+    if (course.root / stage.notebook).is_file():
+        rows.append(("notebook", place(course.root / stage.notebook)))
     later = next((other for other in course.stages if other.number > stage.number), None)
     if later is not None:
         rows.append(("next stage", f"{_lesson(course, later)}  {later.title}"))
@@ -195,16 +198,22 @@ def _where(task: Task, file: PartFile, failed: CheckScore | None) -> tuple[str, 
 
 
 def _suspect(task: Task, failed: CheckScore) -> str:
-    """The task's symbol that a failure speaks of last: in its message, else in the calls."""
-    for text in (failed.message.partition("\n")[0], *reversed(failed.transcript.splitlines())):
-        found = {}
+    """The task's symbol that a failure points at: the call that its message names, else the last
+    one that was made, else a name in the message; empty where nothing points anywhere."""
+    message = failed.message.partition("\n")[0]
+    for text in (message, *reversed(failed.transcript.splitlines())):
         for symbol in task.symbols:
-            match = re.search(rf"\b{symbol.rpartition('.')[2]}\b", text)
-            if match:
-                found[match.start()] = symbol
-        if found:
-            return found[min(found)]
-    return task.symbols[0]
+            owner, _, name = symbol.rpartition(".")
+            before = rf"\b{_as_variable(owner)}(?:_\d+)?\." if owner and text != message else r"\b"
+            if re.search(rf"{before}{name}\(", text):
+                return symbol
+    names = {symbol.rpartition(".")[2]: symbol for symbol in task.symbols}
+    return next((names[word] for word in re.findall(r"\w+(?!\w*:)", message) if word in names), "")
+
+
+def _as_variable(name: str) -> str:
+    """``BlockAllocator`` as a transcript calls one of them: ``block_allocator``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def _lines(file: PartFile) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from minipaged.course.scores import StageScore
-
+    from minipaged.course.submission import Submission
 
 FILE = Path(".minipaged", "scores.json")
 
@@ -23,6 +24,7 @@ class ScoreRecord:
     Attributes:
         best: the most that it has earned so far.
         tasks: points of each task by its id; those of ``"robustness"`` and ``"counterexample"``.
+        digest: of what was graded, as :func:`digest_of` gives it.
     """
 
     points: int
@@ -30,11 +32,18 @@ class ScoreRecord:
     date: date
     best: int
     tasks: Mapping[str, int]
+    digest: str = ""
 
     @property
     def dropped(self) -> bool:
         """Has it been better?"""
         return self.points < self.best
+
+
+def digest_of(submission: Submission) -> str:
+    """Of a submission's parts: does a score still speak of what stands in the files?"""
+    texts = [file.source or "" for _, file in sorted(submission.files.items())]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def last_scores(root: Path) -> dict[str, ScoreRecord]:
@@ -73,7 +82,8 @@ def record_score(root: Path, score: StageScore, today: date) -> ScoreRecord:
     if score.counterexample is not None:
         tasks["counterexample"] = score.counterexample.points
     best = max(score.points, before.best if before else 0)
-    record = ScoreRecord(score.points, score.total, today, best, tasks)
+    digest = digest_of(score.submission)
+    record = ScoreRecord(score.points, score.total, today, best, tasks, digest)
     records[score.stage.number] = record
     rows = {n: {**asdict(r), "date": r.date.isoformat()} for n, r in sorted(records.items())}
     path = root / FILE

@@ -55,8 +55,6 @@ def show_stage(console: Console, score: StageScore, record: ScoreRecord | None =
     put(console, _heading(console, score, record))
     put(console, _points(score))
     put(console, Padding(_sums(score), (1, 0, 0, 2)))
-    if score.note:
-        put(console, Padding(Text(score.note, "yellow"), (1, 0, 0, 2)))
     for number, checks in enumerate(_alike(score)):
         put(console, _failure(score, checks, in_full=number < IN_FULL))
     broken = dict.fromkeys(c.message for c in score.checks if c.status == "broken")
@@ -66,6 +64,17 @@ def show_stage(console: Console, score: StageScore, record: ScoreRecord | None =
         text = Text.assemble(("This looks like a known misconception: ", "bold"), score.diagnosis)
         put(console, Padding(text, (1, 0, 0, 2)))
     put(console, Text())
+
+
+def show_void(console: Console, score: StageScore) -> None:
+    """A stage that could not be graded, for no fault of the student's."""
+    stage = score.stage
+    put(
+        console,
+        Text.assemble((f"Stage {stage.key}", "bold"), f"  {stage.title}  ", ("not graded", "bold")),
+        Padding(Text(score.note, "yellow"), (0, 0, 0, 2)),
+        Text(),
+    )
 
 
 def _heading(console: Console, score: StageScore, record: ScoreRecord | None) -> RenderableType:
@@ -116,12 +125,18 @@ def _add_title(table: Table, number: str, title: str, word: str, points: int, to
 
 def _add_check(table: Table, check: CheckScore) -> None:
     mark, style = _MARKS.get(check.status, ("·", "dim"))
-    word: str = "" if check.status in ("passed", "failed") else check.status
-    if check.status.startswith("parent"):
-        word += f" ({check.check.parent})"
+    word = "" if check.status in ("passed", "failed") else _in_words(check)
     title = Text.assemble((f"{mark} ", style), (check.check.title, "dim" if mark == "·" else ""))
     title.append(f"  {word}", "dim")
     table.add_row("", title, Text(f"{check.points} / {check.total}", "dim"))
+
+
+def _in_words(check: CheckScore) -> str:
+    if check.status == "parent failed":
+        return f"counts once {check.check.parent} is whole"
+    if check.status == "parent taken":
+        return f"{check.check.parent} was taken"
+    return check.status
 
 
 def _sum(checks: Sequence[CheckScore]) -> tuple[int, int]:
@@ -150,7 +165,7 @@ def show_check(console: Console, check: CheckScore) -> None:
     """One check by itself, with everything that is known of it."""
     mark, style = _MARKS.get(check.status, ("·", "dim"))
     line = Text.assemble((f"{mark} ", style), (check.check.title, "bold"))
-    line.append(f"  {check.status}  {check.points} / {check.total}", "dim")
+    line.append(f"  {_in_words(check)}  {check.points} / {check.total}", "dim")
     put(console, line)
     if check.message:
         put(console, Group(*_told(check, in_full=True)))

@@ -81,7 +81,7 @@ class StageScore:
     Attributes:
         counterexample: None where the stage asks for none.
         seeds: of the rounds that were graded.
-        note: what kept the judge from its work, if anything did.
+        note: what kept the judge from its work, if anything did: then there is no verdict.
         seconds: that grading took.
         diagnosis: what the submission seems to believe, if it fails as a known mutant does.
     """

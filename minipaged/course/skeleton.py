@@ -10,6 +10,7 @@ import libcst as cst
 from minipaged.course import syntax
 from minipaged.course.catalog import Counterexample, Course, Part, Stage
 from minipaged.course.projection import project
+from minipaged.course.stubs import STORY
 from minipaged.course.stubs import is_stub as is_stub
 from minipaged.course.stubs import stub_message as stub_message
 from minipaged.errors import CourseError
@@ -115,13 +116,23 @@ def _guide(course: Course, stage: Stage, part: Part) -> str:
     steps = [
         ("read", stage.lesson),
         *(("" if i else "write", row) for i, row in enumerate(rows)),
+        *([("also", _also(stage))] if _also(stage) else []),
         ("check", f"minipaged grade {stage.key}"),
         ("stuck", f"minipaged hint {tasks[0].id}"),
-        ("use it", 'minipaged generate --parts mine "Once upon a time"'),
+        ("use it", f"minipaged generate --parts mine {STORY}"),
         ("next", _next(course, stage, part)),
     ]
     title = stage.title[0].lower() + stage.title[1:]
     return f"Stage {stage.key}, {title}::\n\n" + "".join(f"    {a:<8}{b}\n" for a, b in steps)
+
+
+def _also(stage: Stage) -> str:
+    """What the stage's other points are for."""
+    robustness = sum(check.points for check in stage.robustness)
+    words = [f"robustness {robustness} points"] if robustness else []
+    if stage.counterexample is not None:
+        words.append(f"{COUNTEREXAMPLE} {stage.counterexample.points} points")
+    return ", ".join(words)
 
 
 def _next(course: Course, stage: Stage, part: Part) -> str:

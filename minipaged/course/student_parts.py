@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 from minipaged.course.catalog import Course, Part, Stage, load_course
 from minipaged.course.contract import differences
 from minipaged.course.fault import StudentFile, explain, line_in, shown
-from minipaged.course.submission import PartFile, read_submission
+from minipaged.course.submission import PartFile, Submission, impl_folder, read_submission
 from minipaged.errors import CourseError
 from minipaged.parts import Parts
 
@@ -40,7 +40,8 @@ class StudentParts(Parts):
     Attributes:
         spec: as :func:`load_parts` takes it, with absolute paths.
         root: of the course.
-        notes: whose each part is, a line each; nothing for what was asked of the reference.
+        notes: a line for each part that is not the reference's, and one for those that were to be
+            taken and are not written.
         files: those that are in use.
     """
 
@@ -49,11 +50,22 @@ class StudentParts(Parts):
     notes: tuple[str, ...] = ()
     files: tuple[StudentFile, ...] = ()
 
+    def module(self, name: str) -> ModuleType:
+        """All of a part, for those who use more of it than an engine does: the student's file
+        where it is in use, else the reference."""
+        for file in self.files:
+            if file.part == name:
+                return sys.modules[file.module]
+        _, part = load_course(self.root).parts[name]
+        return importlib.import_module(part.module)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return load_parts, (self.spec, self.root)
 
 
-def load_parts(spec: str, root: Path | None = None) -> StudentParts:
+def load_parts(
+    spec: str, root: Path | None = None, only: Collection[str] | None = None
+) -> StudentParts:
     """The parts that a user asks for.
 
     Args:
@@ -61,6 +73,7 @@ def load_parts(spec: str, root: Path | None = None) -> StudentParts:
             is laid out as ``exercises``: all parts that are written there. Or
             ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest.
         root: of the course; None: that of the working directory.
+        only: the parts that matter here; the others' files are not even read.
 
     Raises:
         CourseError: an unknown part or folder; a part asked for by name that is not written; a
@@ -71,21 +84,30 @@ def load_parts(spec: str, root: Path | None = None) -> StudentParts:
     wishes = _wishes(course, spec)
     chosen: dict[str, Any] = {}
     notes: list[str] = []
+    absent: list[str] = []
     files: list[StudentFile] = []
     for name, (impl, by_name) in wishes.items():
         stage, part = course.parts[name]
-        if impl == "ref":
+        if by_name and not _seats(part):
+            raise CourseError(
+                f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
+            )
+        if impl == "ref" or not _seats(part) or (only is not None and name not in only):
             continue
-        file = read_submission(course, stage, impl).files[name]
+        submission = read_submission(course, stage, impl)
+        file = submission.files[name]
         if not file.written:
             if by_name or file.error:
                 raise CourseError(_cannot_use(stage, file))
-            notes.append(f"parts: {name} is the reference's: {_what_is_missing(stage, file)}")
+            absent.append(f"{name} ({_what_is_missing(stage, file)})")
             continue
         module = _load(part, file)
         chosen |= _fill(part, module)
-        notes.append(f"parts: {name} {_whose(course, stage, file, impl)}")
+        notes.append(f"parts: {name} {_whose(course, submission, file, impl)}")
         files.append(StudentFile(name, stage.key, file.path, module.__name__))
+    if absent:
+        folder = shown(impl_folder(course, spec) or course.root)
+        notes.append(f"parts: not written in {folder}, so the reference's: {', '.join(absent)}")
     return StudentParts(
         **chosen,
         spec=_as_spec(wishes),
@@ -190,15 +212,20 @@ def _module(part: Part, file: PartFile) -> ModuleType:
     return module
 
 
-def _fill(part: Part, module: ModuleType) -> dict[str, Any]:
-    """The fields of :class:`Parts` that this part fills."""
+def _seats(part: Part) -> dict[str, str]:
+    """The fields of :class:`Parts` that this part fills -> the name in its module. Some parts have
+    none: they are for grading and for the lessons."""
     if part.module == "minipaged.attention.reference":
-        return {"attention": module.ReferenceAttention}
+        return {"attention": "ReferenceAttention"}
     return {
-        field.name: getattr(module, field.name)
+        field.name: field.name
         for field in fields(Parts)
         if getattr(field.default, "__module__", None) == part.module
     }
+
+
+def _fill(part: Part, module: ModuleType) -> dict[str, Any]:
+    return {field: getattr(module, name) for field, name in _seats(part).items()}
 
 
 # --------------------------------------------------------------------------- what is said
@@ -207,35 +234,36 @@ def _cannot_use(stage: Stage, file: PartFile) -> str:
     if file.error:
         return f"{where}, {file.error}. Mend it, or take parts by name: --parts PART=mine"
     return (
-        f"{file.part.name} was asked for by name, and {_what_is_missing(stage, file)} in {where}. "
-        "With --parts mine the reference stands in for it"
+        f"{file.part.name} was asked for by name, and is not written in {where}: "
+        f"{_what_is_missing(stage, file)}. With --parts mine the reference stands in for it"
     )
 
 
 def _what_is_missing(stage: Stage, file: PartFile) -> str:
     if file.source is None:
-        return f"there is no {shown(file.path)}"
+        return "no file"
     left = file.stubs | file.missing
     tasks = [task.id for task in stage.tasks_of(file.part) if left & set(task.symbols)]
-    if len(tasks) == 1:
-        return f"task {tasks[0]} is not written"
-    return f"tasks {', '.join(tasks)} are not written"
+    return f"task {tasks[0]}" if len(tasks) == 1 else f"tasks {', '.join(tasks)}"
 
 
-def _whose(course: Course, stage: Stage, file: PartFile, impl: str) -> str:
+def _whose(course: Course, submission: Submission, file: PartFile, impl: str) -> str:
     if impl == "solutions":
         return "is the worked solution's"
     taken = f"; taken: {', '.join(sorted(file.taken))}" if file.taken else ""
     if impl != "mine":
         return f"is from {shown(file.path)}{taken}"
-    return f"is yours ({_last_score(course, stage)}{taken})"
+    return f"is yours ({_last_score(course, submission)}{taken})"
 
 
-def _last_score(course: Course, stage: Stage) -> str:
-    from minipaged.course.progress import last_scores
+def _last_score(course: Course, submission: Submission) -> str:
+    from minipaged.course.progress import digest_of, last_scores
 
+    stage = submission.stage
     score = last_scores(course.root).get(stage.number)
     if score is None:
         return f"stage {stage.key} is not graded yet"
+    if score.digest != digest_of(submission):
+        return f"stage {stage.key} was changed since it was graded"
     day = f"{score.date.day} {score.date:%b}"
     return f"stage {stage.key}: {score.points} of {score.total} points, {day}"

@@ -56,7 +56,8 @@ class BlockTable:
 
     @property
     def num_free_slots(self) -> int:
-        """Tokens that fit into the last block without a new one: 0 to ``B - 1``."""
+        """Tokens that fit into the last block without a new one: 0 to ``B - 1``; 0 for an empty
+        table."""
         return len(self.blocks) * self.block_size - self.num_tokens
 
     def blocks_to_append(self, count: int) -> int:
@@ -64,7 +65,7 @@ class BlockTable:
         return -(-(self.num_tokens + count) // self.block_size) - len(self.blocks)
 
     def append(self, count: int) -> None:
-        """Make room for ``count`` more tokens, at the end of the sequence.
+        """Make room for ``count`` (0 or more) more tokens, at the end of the sequence.
 
         The blocks that are held already stay where they are; new ones come after them, in the
         order in which the pool hands them out.

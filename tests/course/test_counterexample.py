@@ -41,23 +41,23 @@ def test_the_first_difference_is_told(judged):
     verdict = judged(GOOD)
     assert verdict.message == ""
     assert verdict.found == (
-        "after operation 3, `pool.share(a)`: state_of(pool) gives free:{1 2 3} refs{0:3} on the "
-        "reference, free:{1 2 3} refs{0:2} on the mutant"
+        "after operation 3, `pool.share(a)`: state_of(pool) gives free:{1 2 3} refs{0:3}, and "
+        "free:{1 2 3} refs{0:2} where the claim is believed"
     )
 
 
 def test_an_answer_that_differs_is_a_difference_before_any_state_is_looked_at(judged):
     stage = replace(STAGE, counterexample=replace(ASKED, observe=()))
     assert judged([*GOOD, "pool.free(a)"], stage).found == (
-        "after operation 5, `pool.free(a)`: the call gives False on the reference, True on the "
-        "mutant"
+        "after operation 5, `pool.free(a)`: the call gives False, and True where the claim is "
+        "believed"
     )
 
 
 def test_an_error_on_one_side_is_a_difference(judged):
     stage = replace(STAGE, counterexample=replace(ASKED, observe=(), max_operations=7))
     freed = ["pool.free_many([a, a])", "pool.ref_count(a)"]
-    assert "1 on the reference, 0 on the mutant" in judged([*GOOD[:3], *freed], stage).found
+    assert "1, and 0 where the claim is believed" in judged([*GOOD[:3], *freed], stage).found
 
 
 def test_no_difference_is_told_with_the_state(judged):
@@ -68,7 +68,9 @@ def test_no_difference_is_told_with_the_state(judged):
 
 
 def test_what_both_sides_refuse_is_no_difference(judged):
-    assert "no difference" in judged(["pool.free(0)", "pool.allocate_many(5)"]).message
+    message = judged(["pool.free(0)", "pool.allocate_many(5)"]).message
+    assert "no difference" in message
+    assert "the last call gives OutOfBlocks" in message
 
 
 def test_errors_of_the_reference_leave_no_value(judged):

@@ -139,7 +139,7 @@ def test_the_card_shows_points_and_failures(course):
     assert "8 of 13 points" in text
     assert "Take out" in text
     assert "0 / 4" in text
-    assert "parent failed (7.2)" in text
+    assert "counts once 7.2 is whole" in text
     assert "functionality 5 of 9   robustness 1 of 2   counterexample 2 of 2" in text
     lines = [line.rstrip() for line in text.splitlines()]
     assert "    take(): expected 8, got 7" in lines

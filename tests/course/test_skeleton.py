@@ -40,9 +40,10 @@ Stage 7, the box::
     read    lessons/07-boxes.md
     write   7.1  Put in     5 points
             7.2  Take out   4 points
+    also    robustness 2 points, counterexample.toml 2 points
     check   minipaged grade 7
     stuck   minipaged hint 7.1
-    use it  minipaged generate --parts mine "Once upon a time"
+    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
     next    lids.py, beside this file
 """
 

@@ -18,8 +18,10 @@ from minipaged.cli import main
 from minipaged.config import SchedulerConfig
 from minipaged.course import load_parts
 from minipaged.course.catalog import load_course
+from minipaged.course.progress import digest_of
 from minipaged.course.skeleton import exercise_text
 from minipaged.course.student_parts import StudentParts
+from minipaged.course.submission import read_submission
 from minipaged.errors import CourseError, OutOfBlocks
 from minipaged.parts import Parts
 from minipaged.sampling_params import SamplingParams
@@ -211,11 +213,21 @@ def test_the_reference_is_the_reference():
 def test_a_skeleton_falls_back_and_each_part_is_named_once(desk):
     parts = desk.load()
     assert parts.BlockAllocator is Parts().BlockAllocator
-    assert parts.notes == (
-        "parts: block_allocator is the reference's: tasks 2.1, 2.2 are not written",
-        "parts: block_table is the reference's: tasks 3.1, 3.2 are not written",
-        "parts: paged_attention is the reference's: tasks 3.3, 3.4 are not written",
-    )
+    (note,) = parts.notes
+    assert note.startswith(f"parts: not written in {desk.folder}, so the reference's: ")
+    for missing in (
+        "block_allocator (tasks 2.1, 2.2)",
+        "block_table (tasks 3.1, 3.2)",
+        "paged_attention (tasks 3.3, 3.4)",
+    ):
+        assert note.count(missing) == 1
+
+
+def test_a_part_that_no_engine_is_built_from_is_not_spoken_of(desk):
+    assert "accounting" in COURSE.parts
+    assert "accounting" not in str(desk.load().notes)
+    with pytest.raises(CourseError, match="no engine is built from accounting"):
+        desk.load("accounting")
 
 
 def test_what_is_written_is_taken_and_the_rest_falls_back(desk):
@@ -224,7 +236,8 @@ def test_what_is_written_is_taken_and_the_rest_falls_back(desk):
     assert parts.BlockAllocator(3).ledger.refs == {}
     assert parts.BlockTable is Parts().BlockTable
     assert parts.notes[0] == f"parts: block_allocator is from {path}"
-    assert len(parts.notes) == 3
+    assert "block_allocator" not in parts.notes[1]
+    assert len(parts.notes) == 2
 
 
 def test_a_half_written_part_falls_back_as_a_whole(desk):
@@ -234,15 +247,13 @@ def test_a_half_written_part_falls_back_as_a_whole(desk):
     desk.write("block_table", text.replace(stub, "return 0"))
     parts = desk.load()
     assert parts.BlockTable is Parts().BlockTable
-    assert "parts: block_table is the reference's: task 3.2 is not written" in parts.notes
+    assert "block_table (task 3.2)" in parts.notes[0]
 
 
 def test_a_missing_file_falls_back(desk):
     desk.file("block_table").unlink()
-    (note,) = [
-        note for note in desk.load().notes if "block_table" in note and "there is no" in note
-    ]
-    assert str(desk.file("block_table")) in note
+    (note,) = desk.load().notes
+    assert "block_table (no file)" in note
 
 
 def test_parts_are_picked_by_name(desk):
@@ -261,11 +272,17 @@ def test_mine_is_the_exercises_folder_and_its_last_score_is_told(checkout):
     assert load_parts("mine", root).notes[0] == (
         "parts: block_allocator is yours (stage 2 is not graded yet)"
     )
+    digest = digest_of(read_submission(load_course(root), load_course(root).stage("2"), "mine"))
     record = {"points": 31, "total": 40, "date": "2026-03-05", "best": 31, "tasks": {}}
+    record["digest"] = digest
     (root / ".minipaged").mkdir()
     (root / ".minipaged" / "scores.json").write_text(json.dumps({"02": record}))
     assert load_parts("mine", root).notes[0] == (
         "parts: block_allocator is yours (stage 2: 31 of 40 points, 5 Mar)"
+    )
+    checkout.write("block_allocator", HEAP_ALLOCATOR + "# better")
+    assert load_parts("mine", root).notes[0] == (
+        "parts: block_allocator is yours (stage 2 was changed since it was graded)"
     )
 
 
@@ -274,14 +291,20 @@ def test_the_fields_of_every_part_are_filled(desk):
         desk.write(name)
     parts = desk.load()
     changed = [f.name for f in dataclasses.fields(Parts) if getattr(parts, f.name) is not f.default]
-    assert changed == ["BlockAllocator", "BlockTable", "attention"]
+    modules = {part.module for _, part in COURSE.parts.values()}
+    seats = [f.name for f in dataclasses.fields(Parts) if f.default.__module__ in modules]
+    assert {"BlockAllocator", "BlockTable"} <= set(seats)
+    assert set(changed) == {*seats, "attention"}
 
 
 # --------------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("block_tabel=mine", "no part 'block_tabel': the parts are block_allocator, block_table,"),
+        (
+            "block_tabel=mine",
+            "no part 'block_tabel': the parts are .*block_allocator, block_table,",
+        ),
         ("no/such/folder", "there is no folder '.*no/such/folder'"),
         ("block_table=no/such/folder", "there is no folder '.*no/such/folder'"),
         ("block_table=", "'block_table=' .* is not PART=mine"),
@@ -295,7 +318,7 @@ def test_a_spec_that_cannot_be_is_refused(spec, says):
 
 
 def test_a_part_named_but_not_written_is_refused_with_its_tasks(desk):
-    with pytest.raises(CourseError, match=r"tasks 3\.1, 3\.2 are not written in .*block_table\.py"):
+    with pytest.raises(CourseError, match=r"not written in .*block_table\.py: tasks 3\.1, 3\.2"):
         desk.load("block_table")
 
 
@@ -377,7 +400,7 @@ def test_stage_3_alone_runs_on_the_reference(desk, reference_tokens):
     desk.write("block_table")
     desk.write("paged_attention", LOOP_ATTENTION)
     parts = desk.load()
-    assert "block_allocator is the reference's" in parts.notes[0]
+    assert "block_allocator (tasks 2.1, 2.2)" in parts.notes[-1]
     assert parts.attention.__module__.startswith("minipaged_part_paged_attention_")
     assert tokens(make_llm(parts)) == reference_tokens
 
@@ -489,7 +512,7 @@ def test_generate_prints_the_same_text_and_says_whose_parts_they_are(desk, capsy
     assert status == 0
     assert text == generate(capsys)[1]
     assert err.count("minipaged: parts: ") == 3
-    assert "parts: paged_attention is the reference's" in err
+    assert "paged_attention (tasks 3.3, 3.4)" in err
 
 
 def broken_append(desk) -> tuple[Path, int]:

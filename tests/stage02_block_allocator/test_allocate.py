@@ -19,7 +19,7 @@ def test_a_new_pool_hands_out_block_0_then_1_then_2(parts, rng, case):
 
 
 def test_num_free_counts_the_blocks_that_nobody_holds(parts, rng):
-    size = int(rng.integers(12, 20))
+    size = int(rng.integers(16, 24))  # more than five rounds of three can take
     pool = parts.BlockAllocator(size)
     free = size
     expect(pool.num_free, free, f"num_free of a new pool of {size}")
@@ -30,7 +30,7 @@ def test_num_free_counts_the_blocks_that_nobody_holds(parts, rng):
         expect(pool.num_free, free, f"num_free when {size - free} of {size} blocks are held")
 
 
-def test_free_blocks_ends_with_the_next_block(parts, rng):
+def test_free_blocks_ends_with_the_next_block(parts, lab, rng):
     size = int(rng.integers(5, 12))
     pool = parts.BlockAllocator(size)
     expect(sorted(pool.free_blocks), list(range(size)), f"free_blocks of a new pool of {size}")
@@ -38,6 +38,9 @@ def test_free_blocks_ends_with_the_next_block(parts, rng):
         free = pool.free_blocks
         expect(pool.allocate(), free[-1], f"allocate() when free_blocks is {free}")
         expect(pool.free_blocks, free[:-1], f"free_blocks after {free[-1]} was handed out")
+    other = parts.BlockAllocator(size)
+    lab.empty(other, "free_blocks")
+    expect(other.num_free, size, "num_free after somebody emptied the list that free_blocks gave")
 
 
 @pytest.mark.parametrize("case", range(2))

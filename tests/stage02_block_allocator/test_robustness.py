@@ -17,10 +17,13 @@ def test_a_double_free_is_an_error_that_names_the_block(parts, rng):
     expect(pool.free(block), True, f"free({block}), which has one holder")
     with expect_error(DoubleFree, name, str(block), why=f"free({block}) for the second time"):
         pool.free(block)
-    other = next(held for held in range(3) if held != block)
+    other, third = (held for held in range(3) if held != block)
     with expect_error(DoubleFree, name, str(other), why=f"free_many([{other}, {other}])"):
         pool.free_many([other, other])
     expect(pool.ref_count(other), 0, f"ref_count({other}) after it was freed")
+    with expect_error(DoubleFree, name, str(block), why=f"free_many([{third}, {block}])"):
+        pool.free_many([third, block])
+    expect(pool.ref_count(third), 0, f"ref_count({third}), which stood before the one refused")
     never = size - 1
     with expect_error(DoubleFree, name, str(never), why=f"free({never}), never handed out"):
         pool.free(never)

@@ -48,11 +48,16 @@ class Client:
         raise Ended(f"your {part.name}.py cannot be loaded: {fault}")
 
     def lab(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the lab in the worker. It is not of the submission: no transcript."""
+        """Call a method of the lab in the worker. It is not of the submission: the transcript tells
+        what objects it made, but for tensors, which show their shape where they are used."""
         request = {"op": "lab", "name": name, **self._arguments(args, kwargs)}
         answer = self.pen.ask(request, f"lab.{name}()")
         self._raise(answer)
-        return self._value(answer, name)
+        value = self._value(answer, "")
+        if isinstance(value, Proxy) and not value._kind.startswith("tensor["):
+            value._rename(self.transcript.name_for(value._kind))
+            self.transcript.made(f"{value._label} = {call_of(f'lab.{name}', args, kwargs)}")
+        return value
 
     def get(self, proxy: Proxy, name: str) -> Any:
         """Read an attribute."""

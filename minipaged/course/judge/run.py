@@ -182,10 +182,19 @@ def _run(
         ],
         "jobs": jobs,
     }
-    before = _digest(course, stage)
+    before = _digests(course, stage)
     lines, note = _ask(json.dumps(request), len(jobs) * (seconds + 30) + 120)
-    if _digest(course, stage) != before:
-        lines, note = [], "the grader's files changed while the submission ran: grade again"
+    after = _digests(course, stage)
+    changed = [file for file in before | after if before.get(file) != after.get(file)]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        lines, note = (
+            [],
+            (
+                "the grader's own files changed while the submission ran "
+                f"({os.path.relpath(changed[0], course.root)}{more}): grade again"
+            ),
+        )
     return [
         _read(stage, job, lines[i] if i < len(lines) else None, note) for i, job in enumerate(jobs)
     ]
@@ -260,18 +269,15 @@ def _nothing_left() -> Iterator[None]:
         linux.adopt_orphans(False)
 
 
-def _digest(course: Course, stage: Stage) -> str:
-    """Of all that decides what a check says."""
+def _digests(course: Course, stage: Stage) -> dict[Path, bytes]:
+    """Of every file that decides what a check says."""
     tests = course.root / "tests"
     folders = (tests / stage.folder, tests / "mutants", Path(__file__).resolve().parents[1])
     files = [course.root / FILE, *(course.root / part.source for part in stage.parts)]
     for folder in folders:
         files += sorted(f for f in folder.rglob("*") if f.suffix in (".py", ".toml"))
-    digest = hashlib.sha256()
+    digests = {}
     for file in files:
-        try:
-            data = file.read_bytes()
-        except OSError:
-            data = b""
-        digest.update(f"{file}\0{len(data)}\0".encode() + data)
-    return digest.hexdigest()
+        with suppress(OSError):
+            digests[file] = hashlib.sha256(file.read_bytes()).digest()
+    return digests

@@ -14,8 +14,12 @@ _CALLS = 12
 #: Objects whose making is always shown: the first ones.
 _MADE = 6
 
-#: Characters of a line: two on a terminal, or so.
+#: Characters of a line: two on a terminal, or so; more for what a test gives to a submission.
 _LINE = 200
+_GIVEN = 500
+
+#: Whole numbers of an array that are shown one by one.
+_NUMBERS = 32
 
 
 class Transcript:
@@ -37,7 +41,7 @@ class Transcript:
     def made(self, line: str) -> None:
         """An object came to be."""
         if len(self._made) < _MADE:
-            self._made.append(cut(line, _LINE))
+            self._made.append(cut(line, _GIVEN))
         else:
             self.called(line)
 
@@ -60,6 +64,8 @@ def cut(text: str, limit: int) -> str:
 def shown(value: Any) -> str:
     """A value as an argument or a result."""
     if isinstance(value, np.ndarray):
+        if value.dtype.kind == "i" and value.size <= _NUMBERS:
+            return str(value.tolist())
         return f"array{list(value.shape)} {value.dtype}"
     if isinstance(value, np.generic):
         return repr(value.item())

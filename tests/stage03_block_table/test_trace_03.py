@@ -1,5 +1,8 @@
 """The trace that the student found, on which a table with the famous off-by-one goes wrong."""
 
+import pytest
+
 
 def test_counterexample(counterexample):
-    assert not counterexample.message, counterexample.message
+    if counterexample.message:
+        pytest.fail(counterexample.message, pytrace=False)
