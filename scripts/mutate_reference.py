@@ -242,7 +242,7 @@ def main() -> int:
     course = load_course(root)
     reasons = load_reasons(root / "scripts" / "mutation.toml")
     stages = [course.stage(key) for key in args.stages] or list(course.stages)
-    sections, good = [], True
+    sections, good = {}, True
     for stage in stages:
         tried = [m for part in stage.parts for m in mutations(stage, part)][:: args.every]
         survivors, caught = [], {check.name: 0 for check in stage.checks()}
@@ -261,14 +261,21 @@ def main() -> int:
                 print(f"stage {stage.key}: {i + 1} of {len(tried)}", end="\r", file=sys.stderr)
         must_pass(root, stage)
         caught = {name: count for name, count in caught.items() if count}
-        sections.append(report(stage, survivors, len(tried), caught))
+        sections[stage.number] = report(stage, survivors, len(tried), caught)
+        print(sections[stage.number])
         missed = sum(not why for _, why in survivors)
         good &= missed <= (1 - ENOUGH) * (len(tried) - len(survivors) + missed)
-    text = "\n".join([HEAD, *sections])
-    print(text)
-    if args.every == 1 and len(stages) == len(course.stages):
-        (root / "tests" / "mutants" / "generated.md").write_text(text, encoding="utf-8")
+    if args.every == 1:
+        save(root / "tests" / "mutants" / "generated.md", sections)
     return 0 if good else 1
+
+
+def save(file: Path, sections: dict[str, str]) -> None:
+    """Put the sections of some stages into the report; those of others stay as they are."""
+    old = file.read_text(encoding="utf-8").split("## Stage ")[1:] if file.is_file() else []
+    merged = {text[:2]: f"## Stage {text.rstrip()}\n" for text in old} | sections
+    text = "\n".join([HEAD, *(merged[number] for number in sorted(merged))])
+    file.write_text(text.rstrip() + "\n", encoding="utf-8")
 
 
 HEAD = """# Generated mutations of the references, against each stage's graded tests alone
