@@ -20,6 +20,32 @@
 # Six times you will be asked for a prediction. Write it down before you run the cell, then change
 # the value that the cell names and predict again.
 
+# %% tags=["colab", "remove-cell"]
+# On Colab this cell installs minipaged. Elsewhere it does nothing: `make setup` has done it.
+import sys
+
+REPOSITORY = ""  # on Colab: what you give to `git clone`, or a folder that has the repository
+
+if "google.colab" in sys.modules:
+    import subprocess
+    import tomllib
+    from pathlib import Path
+
+    if not REPOSITORY:
+        raise ValueError("set REPOSITORY in this cell to the address of the minipaged repository")
+    folder = Path(REPOSITORY)
+    if not folder.is_dir():
+        folder = Path("/content/minipaged")
+        if not folder.is_dir():
+            subprocess.run(["git", "clone", "--quiet", REPOSITORY, str(folder)], check=True)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    # pip leaves alone what is in range: Colab's torch stays. Jupyter is Colab's own.
+    needed = [line for line in project["dependencies"] if not line.startswith("jupyter")]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *needed], check=True)
+    subprocess.run([*pip, "--no-deps", "--editable", str(folder)], check=True)
+    sys.path.insert(0, str(folder))
+
 # %%
 import itertools
 import random
