@@ -62,6 +62,25 @@ def make_writable(table: BlockTable) -> tuple[int, int] | None:
     return source, target
 
 
+def copy_blocks(cache: Any, pairs: list[tuple[int, int]]) -> None:
+    """Copy whole blocks within one cache: the byte copy that remapping alone is not.
+
+    Afterwards each target holds what its source holds, bit for bit. Sources, and blocks that are
+    in no pair, are as they were.
+
+    Args:
+        cache: ``[num_blocks, …]``, a NumPy array or a tensor of any type; changed in place. What
+            comes after the first axis is all of a block: ``[num_kv_heads, block_size, head_dim]``
+            in one layer's keys, ``[layers, 2, num_kv_heads, block_size, head_dim]`` in the pool of
+            all layers. The latter is a view, whose blocks are not contiguous.
+        pairs: ``(source, target)``; none at all is fine. Targets are distinct, and none of them is
+            a source (I15). A source may have several targets.
+    """
+    # Not all at once by two lists: that is ten times slower where blocks are not contiguous.
+    for source, target in pairs:
+        cache[target] = cache[source]
+
+
 def blocks_for_next_token(tables: Iterable[BlockTable]) -> int:
     """Blocks that a group takes from the pool when each of its sequences gets one more token.
 
@@ -87,22 +106,3 @@ def blocks_for_next_token(tables: Iterable[BlockTable]) -> int:
             left[block] = refs - 1
             need += 1
     return need
-
-
-def copy_blocks(cache: Any, pairs: list[tuple[int, int]]) -> None:
-    """Copy whole blocks within one cache: the byte copy that remapping alone is not.
-
-    Afterwards each target holds what its source holds, bit for bit. Sources, and blocks that are
-    in no pair, are as they were.
-
-    Args:
-        cache: ``[num_blocks, …]``, a NumPy array or a tensor of any type; changed in place. What
-            comes after the first axis is all of a block: ``[num_kv_heads, block_size, head_dim]``
-            in one layer's keys, ``[layers, 2, num_kv_heads, block_size, head_dim]`` in the pool of
-            all layers. The latter is a view, whose blocks are not contiguous.
-        pairs: ``(source, target)``; none at all is fine. Targets are distinct, and none of them is
-            a source (I15). A source may have several targets.
-    """
-    # Not all at once by two lists: that is ten times slower where blocks are not contiguous.
-    for source, target in pairs:
-        cache[target] = cache[source]

@@ -14,8 +14,8 @@ into a block that is not there yet. It covers the empty table too, which has no 
 about. Only then is the count worth a look.
 
 **Why the last holder writes in place.** When all others have taken a copy, or have ended, nobody is
-left to protect. Without this rule a group of n would take n copies, and the block that they shared
-would be filled no further: the pool would lose a block for every prompt.
+left to protect. Without this rule a group of n would take n copies, the last one of a block that is
+free from that moment on: another sequence may get it, and write to it, before it is copied.
 
 **Why allocate comes before free.** The shared block has at least two references, so to free it
 first would not give it back anyway. But if the pool is exhausted, the error must come before
@@ -44,11 +44,11 @@ Usual mistakes
   next token still lands in the shared block (vLLM had this on its way to the paper).
 * To leave the last block without a reference in fork(), because "it will be copied anyway". Its
   count is 1 then, and both write in place.
-* To compare lists in one's head: ``child.blocks = parent.blocks`` is one list with two names.
+* ``child.blocks = parent.blocks``: that is one list with two names.
 * To keep the reference to the old block: everybody copies, and it is never free again.
 * ``dict(pairs)``: two children of one block have the same source.
-* ``cache.reshape(num_blocks, -1)[target] = …``: in the pool of all layers a block is not contiguous,
-  so reshape() makes a copy, and that copy is what you write to.
+* ``cache.reshape(num_blocks, -1)[target] = …``: in the pool of all layers a block is not
+  contiguous, so reshape() makes a copy, and that copy is what you write to.
 
 Cost
 ----

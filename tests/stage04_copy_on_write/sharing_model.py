@@ -193,6 +193,14 @@ def siblings(count: int, blocks: str) -> dict[str, str]:
     return dict.fromkeys("abcdefgh"[:count], blocks)
 
 
+def expect_copy(pair: Any, wanted: bool, call: str) -> None:
+    """Fail unless make_writable() asked for a copy where one is wanted, and only there."""
+    if wanted:
+        expect(pair is None, False, f"does {call} return None?")
+    else:
+        expect(pair, None, call)
+
+
 def expect_bits(got: np.ndarray, want: np.ndarray, why: str) -> None:
     """Fail with the first block that is not the same, bit for bit. The first axis is the block."""
     expect((got.dtype.name, got.shape), (want.dtype.name, want.shape), f"{why}: type and shape")
@@ -201,5 +209,5 @@ def expect_bits(got: np.ndarray, want: np.ndarray, why: str) -> None:
             places = ours.view(f"u{ours.itemsize}") != theirs.view(f"u{theirs.itemsize}")
             first = tuple(int(i) for i in np.argwhere(places)[0])
             where = f"{why}: block {block}, at {list(first)}"
-            expect(float(ours[first]), float(theirs[first]), where)
+            expect(round(float(ours[first]), 4), round(float(theirs[first]), 4), where)
             raise AssertionError(f"{where}: other bits")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, islice
 
 from sharing_model import Model, World, siblings
 
@@ -10,15 +10,18 @@ from sharing_model import Model, World, siblings
 def test_siblings_that_share_a_block_copy_it_but_for_the_last(parts, rng):
     for block_size in (4, int(rng.integers(3, 9)), 2):
         num_tokens = block_size + int(rng.integers(1, block_size))
-        shapes = [siblings(n, "pq") for n in (4, 1, 2, 3, 5)]
-        shapes += [
-            {"a": "pq", "b": "pr"},
-            {"a": "pq", "b": "pr", "c": "pq", "d": "pr", "e": "pq"},
-            {"a": "pq", "b": "xy", "c": "pq"},
-        ]
-        for shape in shapes:
-            model = Model.of(rng, block_size, shape, num_tokens)
-            World(parts, model).need(shape)
+        for n in (4, 1, 2, int(rng.integers(3, 7))):
+            shape = siblings(n, "pq")
+            World(parts, Model.of(rng, block_size, shape, num_tokens)).need(shape)
+
+
+def test_each_shared_block_has_a_last_holder_of_its_own(parts, rng):
+    """As in a beam search: some share a parent, some have gone their own way."""
+    for block_size in (4, int(rng.integers(3, 9))):
+        num_tokens = block_size + int(rng.integers(1, block_size))
+        for blocks in (("pq", "pr", "pq", "pr", "pq"), ("pq", "pr"), ("pq", "xy", "pq")):
+            shape = dict(zip("abcde", blocks))
+            World(parts, Model.of(rng, block_size, shape, num_tokens)).need(shape)
 
 
 def test_a_sequence_at_a_block_boundary_takes_a_block(parts, rng):
@@ -61,12 +64,22 @@ def test_the_need_is_what_the_next_step_takes(parts, rng):
             world.compare("after blocks_for_next_token()")
 
 
-def test_readers_outside_the_group_are_not_counted_as_writers(parts, rng):
-    """A prefix that stays, or another group: they hold the block, and do not write now."""
+def test_all_of_a_group_copy_from_a_prefix_that_stays(parts, rng):
+    """The prefix keeps the block, and gets no token itself."""
     for block_size in (4, int(rng.integers(3, 9))):
         num_tokens = block_size + int(rng.integers(1, block_size))
-        for n, others in ((3, 1), (1, 1), (1, 3), (2, int(rng.integers(2, 5)))):
-            shape = siblings(n + others, "pq")
+        for n in (3, 1, int(rng.integers(2, 6))):
+            shape = siblings(n, "pq") | {"prefix": "pq"}
             world = World(parts, Model.of(rng, block_size, shape, num_tokens))
-            world.need(list(shape)[:n])
-            world.need(list(shape)[n:])
+            world.need(name for name in shape if name != "prefix")
+
+
+def test_readers_in_other_groups_take_no_copy(parts, rng):
+    for block_size in (4, int(rng.integers(3, 9))):
+        num_tokens = block_size + int(rng.integers(1, block_size))
+        for sizes in ((1, 1, 1), (2, 3), (int(rng.integers(2, 5)), 2, 1)):
+            shape = siblings(sum(sizes), "pq")
+            world = World(parts, Model.of(rng, block_size, shape, num_tokens))
+            names = iter(shape)
+            for size in sizes:
+                world.need(islice(names, size))

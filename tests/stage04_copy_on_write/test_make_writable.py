@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sharing_model import Model, World, siblings
+from sharing_model import Model, World, expect_copy, siblings
 
 from minipaged.course.testing import expect, expect_error
 from minipaged.errors import OutOfBlocks
@@ -57,14 +57,12 @@ def test_the_last_holder_writes_in_place(parts, rng):
             order = in_any_order(rng, world)
             for writer in order:
                 what = f"make_writable({writer}) in {world.model}"
-                last = writer == order[-1]
                 table = world.tables[writer]
-                pair = parts.make_writable(table)
-                expect(pair is None, last, f"is there nothing to copy for {what}?")
+                expect_copy(parts.make_writable(table), writer != order[-1], what)
                 world.model.make_writable(writer)
                 expect(table.blocks[-1], world.model.tables[writer][-1], f"last block after {what}")
-                again = f"make_writable({writer}) right after {what}"
-                expect(parts.make_writable(table) is None, True, f"nothing to copy for {again}?")
+                again = f"make_writable({writer}) once more, in {world.model}"
+                expect_copy(parts.make_writable(table), False, again)
 
 
 def test_a_full_block_is_never_copied(parts, rng):
@@ -78,7 +76,7 @@ def test_a_full_block_is_never_copied(parts, rng):
             what = f"make_writable(a) with {size}, in {model}"
             full = num_tokens % block_size == 0
             pair = parts.make_writable(world.tables["a"])
-            expect(pair is None, full, f"is there nothing to copy for {what}?")
+            expect_copy(pair, not full, what)
             expect(world.pool.num_free, len(model.free) - (not full), f"free blocks after {what}")
 
 
