@@ -62,6 +62,13 @@ UNRELATED = {
         ("paged_attention", "flatten(0, 1)[:length]", "flatten(0, 1)[-length:]"),
         ("paged_attention", "k.to(k_cache.dtype)", "k.to(k_cache.dtype) * 2"),
     ],
+    "4": [
+        ("copy_on_write", "share(block)", "share(child.blocks[0])"),
+        ("copy_on_write", "table.blocks[-1] = target", "table.blocks[0] = target"),
+        ("copy_on_write", "return source, target", "return source, target + 1"),
+        ("copy_on_write", "cache[target] = cache[source]", "cache[source] = cache[target]"),
+        ("copy_on_write", "            need += 1\n            continue\n", "            continue\n"),
+    ],
 }
 DIFFERENT = COURSE.root / "tests" / "course" / "different"
 
