@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import TypeVar
 
 from minipaged.config import CacheConfig, ConfigError, ModelConfig
+from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import MinipagedError
 from minipaged.hardware import GPUS, GiB, Gpu
 from minipaged.kvcache import sizing
@@ -82,6 +85,7 @@ def make_plan(
     cache: CacheConfig | None = None,
     max_model_len: int | None = None,
     activation_bytes: int = ACTIVATION_BYTES,
+    arithmetic: ModuleType = sizing,
 ) -> Plan:
     """Divide the memory of a card.
 
@@ -93,6 +97,7 @@ def make_plan(
             blocks play no part.
         max_model_len: tokens of the longest sequence; None: as many as the model has positions.
         activation_bytes: of each card, kept for all that is neither weights nor KV cache.
+        arithmetic: has the functions of :mod:`minipaged.kvcache.sizing`.
 
     Raises:
         PlanError: the weights leave no room for a single block; the message names the least
@@ -102,12 +107,14 @@ def make_plan(
     cache = cache or CacheConfig()
     plan = _divide(
         model, gpu, tensor_parallel, dtype, cache,
-        max_model_len or model.max_model_len, activation_bytes,
+        max_model_len or model.max_model_len, activation_bytes, arithmetic,
     )  # fmt: skip
     if plan.num_blocks:
         return plan
     advice = "no number of such cards holds it"
-    least = least_tensor_parallel(model, gpu, dtype, cache, max_model_len, activation_bytes)
+    least = least_tensor_parallel(
+        model, gpu, dtype, cache, max_model_len, activation_bytes, arithmetic
+    )
     if least is not None:
         advice = f"the least number of such cards that holds it is {least} (--tensor-parallel)"
     raise PlanError(
@@ -127,6 +134,7 @@ def least_tensor_parallel(
     cache: CacheConfig | None = None,
     max_model_len: int | None = None,
     activation_bytes: int = ACTIVATION_BYTES,
+    arithmetic: ModuleType = sizing,
 ) -> int | None:
     """The least number of cards that hold the model and one sequence of ``max_model_len``;
     None if none up to 64 does."""
@@ -134,8 +142,9 @@ def least_tensor_parallel(
     for ranks in range(1, min(model.num_heads, MAX_TENSOR_PARALLEL) + 1):
         try:
             plan = _divide(
-                model, gpu, ranks, dtype, cache or CacheConfig(), length, activation_bytes
-            )
+                model, gpu, ranks, dtype, cache or CacheConfig(), length, activation_bytes,
+                arithmetic,
+            )  # fmt: skip
         except ConfigError:
             continue
         if plan.max_sequences:
@@ -151,16 +160,17 @@ def _divide(
     cache: CacheConfig,
     max_model_len: int,
     activation_bytes: int,
+    arithmetic: ModuleType,
 ) -> Plan:
     item = DTYPE_BYTES[dtype]
     block_size = cache.block_size
-    block_bytes = sizing.kv_bytes_per_block(model, item, block_size, tensor_parallel)
+    block_bytes = arithmetic.kv_bytes_per_block(model, item, block_size, tensor_parallel)
     parameters = parameter_count(model)
     weight_bytes = -(-parameters * item // tensor_parallel)
-    kv_bytes = sizing.kv_budget_bytes(
+    kv_bytes = arithmetic.kv_budget_bytes(
         gpu.memory_bytes, cache.gpu_memory_utilization, weight_bytes, activation_bytes
     )
-    num_blocks = sizing.blocks_that_fit(kv_bytes, block_bytes)
+    num_blocks = arithmetic.blocks_that_fit(kv_bytes, block_bytes)
     return Plan(
         model=model.name,
         gpu=gpu.name,
@@ -172,20 +182,20 @@ def _divide(
         max_model_len=max_model_len,
         parameters=parameters,
         num_layers=model.num_layers,
-        kv_heads=sizing.kv_heads_per_rank(model, tensor_parallel),
+        kv_heads=arithmetic.kv_heads_per_rank(model, tensor_parallel),
         head_dim=model.head_dim,
         card_bytes=gpu.memory_bytes,
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,
         kv_bytes=kv_bytes,
-        kv_bytes_per_token=sizing.kv_bytes_per_token(model, item, tensor_parallel),
+        kv_bytes_per_token=arithmetic.kv_bytes_per_token(model, item, tensor_parallel),
         kv_bytes_per_block=block_bytes,
         num_blocks=num_blocks,
         num_slots=num_blocks * block_size,
-        watermark_blocks=sizing.watermark_blocks(num_blocks, cache.watermark),
+        watermark_blocks=arithmetic.watermark_blocks(num_blocks, cache.watermark),
         swap_bytes=cache.swap_space_bytes,
-        swap_blocks=sizing.blocks_that_fit(cache.swap_space_bytes, block_bytes),
-        max_sequences=sizing.sequences_that_fit(num_blocks, max_model_len, block_size),
+        swap_blocks=arithmetic.blocks_that_fit(cache.swap_space_bytes, block_bytes),
+        max_sequences=arithmetic.sequences_that_fit(num_blocks, max_model_len, block_size),
     )
 
 
@@ -224,12 +234,18 @@ PAPER_TABLE_1 = (
 PAPER_UTILIZATION = 0.95
 
 
-def table1() -> list[Table1Row]:
-    """The paper's table 1, derived from the models' shapes and the cards' sizes."""
+def table1(arithmetic: ModuleType = sizing) -> list[Table1Row]:
+    """The paper's table 1, derived from the models' shapes and the cards' sizes.
+
+    Args:
+        arithmetic: has the functions of :mod:`minipaged.kvcache.sizing`.
+    """
     rows = []
     for name, cards, gpu, params_gb, kv_gb, kslots in PAPER_TABLE_1:
         cache = CacheConfig(gpu_memory_utilization=PAPER_UTILIZATION)
-        plan = make_plan(CATALOG[name], GPUS[gpu], tensor_parallel=cards, cache=cache)
+        plan = make_plan(
+            CATALOG[name], GPUS[gpu], tensor_parallel=cards, cache=cache, arithmetic=arithmetic
+        )
         token_bytes = plan.kv_bytes_per_token * cards
         rows.append(
             Table1Row(
@@ -241,8 +257,8 @@ def table1() -> list[Table1Row]:
                 paper_kslots=kslots,
                 params_gb=plan.parameters * DTYPE_BYTES[plan.dtype] / 1e9,
                 kv_gib=plan.kv_bytes * cards / GiB,
-                kslots=sizing.slots_that_fit(plan.kv_bytes * cards, token_bytes) / 1e3,
-                kslots_of_paper_kv=sizing.slots_that_fit(int(kv_gb * GiB), token_bytes) / 1e3,
+                kslots=arithmetic.slots_that_fit(plan.kv_bytes * cards, token_bytes) / 1e3,
+                kslots_of_paper_kv=arithmetic.slots_that_fit(int(kv_gb * GiB), token_bytes) / 1e3,
             )
         )
     return rows
@@ -420,26 +436,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--table1", action="store_true", help="the paper's table 1 and ours")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--parts", default="ref", metavar="SPEC",
+        help="whose arithmetic: ref, mine (exercises/stage00_sizing/) or a folder laid out like "
+        "exercises/ (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was asked for; returns the exit status.
 
     Raises:
+        CourseError: the parts cannot be had, or the student's arithmetic does not work.
         PlanError: a name is unknown, a value is out of range, or the model does not fit.
     """
-    try:
-        data, text = _answer(args)
-    except ConfigError as error:
-        raise PlanError(str(error)) from error
+    parts = load_parts(args.parts, only=["sizing"])
+    for note in parts.notes:
+        print(f"minipaged: {note}", file=sys.stderr)
+    with explained(parts):
+        try:
+            data, text = _answer(args, parts.module("sizing"))
+        except ConfigError as error:
+            raise PlanError(str(error)) from None
     print(json.dumps(data, indent=2) if args.json else text)
     return 0
 
 
-def _answer(args: argparse.Namespace) -> tuple[object, str]:
+def _answer(args: argparse.Namespace, arithmetic: ModuleType) -> tuple[object, str]:
     """What was asked for, as data and as text."""
     if args.table1:
-        rows = table1()
+        rows = table1(arithmetic)
         return [asdict(row) for row in rows], render_table1(rows)
     if args.max_model_len is not None and args.max_model_len < 1:
         raise ConfigError(f"max_model_len must be at least 1, not {args.max_model_len}")
@@ -454,7 +480,7 @@ def _answer(args: argparse.Namespace) -> tuple[object, str]:
         swap_space_bytes=round(args.swap_space * GiB),
         watermark=args.watermark,
     )
-    rest = (args.dtype, cache, args.max_model_len, round(args.activations * GiB))
+    rest = (args.dtype, cache, args.max_model_len, round(args.activations * GiB), arithmetic)
     if args.model is not None:
         ranks = 1 if args.tensor_parallel is None else args.tensor_parallel
         plan = make_plan(find_model(args.model), gpu, ranks, *rest)

@@ -17,7 +17,7 @@ Stage 0, sizing the KV cache::
     also    robustness 3 points, counterexample.toml 2 points
     check   minipaged grade 0
     stuck   minipaged hint 0.1
-    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
+    use it  minipaged plan --table1 --parts mine
     next    lessons/01-contiguous.md
 """
 

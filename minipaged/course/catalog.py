@@ -117,6 +117,7 @@ class Stage:
         number: two digits, as ``"03"``.
         torch: do the graded tests need torch in the submission's process?
         robustness: checks that count only where their parent task is whole.
+        use: a command that runs on what was written; empty for one that serves a prompt.
     """
 
     number: str
@@ -128,6 +129,7 @@ class Stage:
     tasks: tuple[Task, ...]
     robustness: tuple[Check, ...]
     counterexample: Counterexample | None
+    use: str = ""
 
     @property
     def folder(self) -> str:
@@ -324,6 +326,7 @@ def _stage(table: _Table) -> Stage:
         counterexample=_counterexample(_Table(counter, f"{table.where}, counterexample"))
         if counter
         else None,
+        use=table.take("use", str, ""),
     )
     robust.done()
     table.done()

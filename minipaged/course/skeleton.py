@@ -119,7 +119,7 @@ def _guide(course: Course, stage: Stage, part: Part) -> str:
         *([("also", _also(stage))] if _also(stage) else []),
         ("check", f"minipaged grade {stage.key}"),
         ("stuck", f"minipaged hint {tasks[0].id}"),
-        ("use it", f"minipaged generate --parts mine {STORY}"),
+        ("use it", stage.use or f"minipaged generate --parts mine {STORY}"),
         ("next", _next(course, stage, part)),
     ]
     title = stage.title[0].lower() + stage.title[1:]

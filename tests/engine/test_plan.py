@@ -4,13 +4,14 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from minipaged import plan as plan_module
 from minipaged.config import CacheConfig, ConfigError
-from minipaged.errors import MinipagedError
+from minipaged.errors import CourseError, MinipagedError
 from minipaged.hardware import GPUS, GiB
 from minipaged.models.catalog import CATALOG, parameter_count
 from minipaged.plan import (
@@ -225,6 +226,42 @@ def test_json_holds_the_same_numbers(capsys):
     assert [row["model"] for row in json.loads(capsys.readouterr().out)] == [
         config.name for config in CATALOG.values()
     ]
+
+
+# -- a student's own arithmetic
+@pytest.fixture
+def desk(tmp_path):
+    """Writes a sizing.py: the reference's, with one line changed."""
+
+    def write(old="", new=""):
+        file = tmp_path / "stage00_sizing" / "sizing.py"
+        file.parent.mkdir(exist_ok=True)
+        text = Path(plan_module.sizing.__file__).read_text(encoding="utf-8")
+        assert not old or text.count(old) == 1
+        file.write_text(text.replace(old, new) if old else text, encoding="utf-8")
+        return str(tmp_path)
+
+    return write
+
+
+def test_a_plan_runs_on_a_students_arithmetic(desk, capsys):
+    keys = desk("return 2 * model.num_layers", "return model.num_layers")
+    assert call("--model", "opt-13b", "--parts", keys, "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["kv_bytes_per_token"] == 409_600
+    assert "parts: sizing is from" in err
+    assert call("--table1", "--parts", keys, "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["kslots"] > 31
+    assert call("--table1", "--parts", desk(), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [asdict(row) for row in table1()]
+
+
+def test_what_a_student_refuses_is_a_sentence_and_what_breaks_names_the_line(desk):
+    with pytest.raises(PlanError, match=r"tensor_parallel \(5\).*72 query heads"):
+        call("--model", "opt-66b", "--tensor-parallel", "5", "--parts", desk())
+    broken = desk("return int(num_blocks * watermark)", "return num_blocks // 0")
+    with pytest.raises(CourseError, match=r"sizing.py, line \d+, in watermark_blocks"):
+        call("--model", "opt-13b", "--parts", broken)
 
 
 # -- the cards
