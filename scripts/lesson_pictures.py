@@ -50,6 +50,16 @@ class Picture:
 
 PICTURES = (
     Picture(
+        name="01-max",
+        title="Two requests with the model's full length reserved",
+        state="seq0:[0 1* 2_ 3_ 4_ 5_ 6_ 7_] seq1:[8 9 10* 11_ 12_ 13_ 14_ 15_] free:{}",
+    ),
+    Picture(
+        name="01-scattered",
+        title="13 blocks are free, the longest region has 8",
+        state="seq1:[4*] seq2:[6 7*] free:{0 1 2 3 5 8 9 10 11 12 13 14 15}",
+    ),
+    Picture(
         name="02-two-share",
         title="Two sequences share two blocks",
         state="seq0:[0 1 4*] seq1:[0 1 2*] seq2:[3*] free:{5 6 7} refs{0:2 1:2}",
