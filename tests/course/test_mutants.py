@@ -67,7 +67,7 @@ UNRELATED = {
         ("copy_on_write", "table.blocks[-1] = target", "table.blocks[0] = target"),
         ("copy_on_write", "return source, target", "return source, target + 1"),
         ("copy_on_write", "cache[target] = cache[source]", "cache[source] = cache[target]"),
-        ("copy_on_write", "            need += 1\n            continue\n", "            continue\n"),
+        ("copy_on_write", "need += 1\n            continue", "continue"),
     ],
 }
 DIFFERENT = COURSE.root / "tests" / "course" / "different"
