@@ -2,20 +2,20 @@
 
 Read ``minipaged/kvcache/contiguous.py`` beside this; your part of it is the section *admission*.
 
-**Why everything at admission.** A region cannot grow, since behind it somebody else's begins. So the
-whole future of a request has to be paid for when it enters, and the only question left is how well
-the future is known. That is all that the three systems differ in.
+**Why everything at admission.** A region cannot grow, since somebody else's begins behind it. So
+the whole future of a request has to be paid for when it enters, and the only question left is how
+well the future is known. That is all that the three systems differ in.
 
-**Why only the output is rounded.** The prompt lies on the table; its length is a fact. The output is
-what has to be guessed. A guess that is a power of two is at most twice too much: it stands for a
-system that predicts lengths roughly.
+**Why only the output is rounded.** The prompt lies on the table; its length is a fact. The output
+is what has to be guessed. A guess that is a power of two is at most twice too much: it stands for
+a system that predicts lengths roughly.
 
 **Why prompt and output are capped together.** The model cannot read a position beyond
 ``max_model_len``. A request for a billion tokens may be a mistake or an attack; it reserves what
 the model can use.
 
-**Why two roundings.** From slots to blocks we round up because a block is the unit of the pool. From
-blocks to a region the allocator rounds up, because it deals in powers of two. The first belongs to
+**Why two roundings.** From slots to blocks we round up because a block is the unit of the pool.
+From blocks to a region the allocator rounds up, because it deals in powers of two. The first belongs to
 the reservation, the second to the allocator: ``blocks_needed`` has both, ``requested_tokens``
 neither. Task 1.4 keeps them apart too, and so does the paper.
 

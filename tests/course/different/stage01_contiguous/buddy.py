@@ -28,7 +28,7 @@ class BuddyAllocator:
             start += size
 
     def _free_in(self, start, size):
-        """The free chunks of a chunk: itself, if nothing of it is held; else those of its halves."""
+        """The free chunks of a chunk: itself if nothing of it is held, else those of its halves."""
         if start in self.taken and self.taken[start] == size:
             return
         if not any(start <= first < start + size for first in self.taken):
