@@ -1,11 +1,12 @@
 """The book is whole: it builds without a warning, has every lesson and notebook, fetches nothing,
-and its start page, glossary and guides agree with the course."""
+fits a phone, and its start page, glossary and guides agree with the course."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -106,6 +107,55 @@ def test_only_a_page_with_mathematics_loads_mathjax(site):
         assert ("mathjax-tex.js" in html) == ('class="math' in html), page.name
 
 
+@pytest.fixture(scope="module")
+def window(site, tmp_path_factory):
+    """A browser without a network."""
+    pytest.importorskip("websocket", reason="comes with Jupyter")
+    from browser import Browser, find_chromium
+
+    program = find_chromium()
+    if program is None:
+        pytest.skip("there is no Chromium here to look at the book with")
+    browser = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def test_no_page_is_wider_than_a_phone(site, window):
+    window.look(390)
+    for page in [*site.glob("*.html"), *site.glob("notebooks/*.html")]:
+        window.open(page)
+        assert window.value("document.documentElement.scrollWidth") <= 390, page.name
+        assert all(address.startswith(("file:", "data:")) for address in window.requests)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_pictures_have_the_ink_of_the_page(site, window, dark):
+    window.look(1200, dark)
+    window.open(site / f"{Path(COURSE.stages[-1].lesson).stem}.html")
+    ink = "getComputedStyle(document.querySelector('svg.mp-pool text')).fill"
+    red, *_ = (int(part) for part in re.findall(r"\d+", window.value(ink)))
+    assert (red > 128) == dark
+
+
+def test_mathematics_is_set_without_a_network(window, tmp_path):
+    text = "# A page\n\n$$\\mathbb{E}[o_i] = \\sum_{j \\le i} \\mathcal{O}(p_{ij}) v_j$$\n"
+    (tmp_path / "index.md").write_text(text, encoding="utf-8")
+    sphinx = [sys.executable, "-m", "sphinx", "-qW", f"-c{LESSONS / '_book'}"]
+    subprocess.run([*sphinx, str(tmp_path), str(tmp_path / "html")], check=True, cwd=ROOT)
+    window.open(tmp_path / "html" / "index.html")
+    assert window.wait("document.querySelectorAll('mjx-container svg path').length") > 10
+    scripts = [address for address in window.requests if "mathjax" in address]
+    assert len(scripts) == 1, "all letters are in the bundle"
+
+
+def test_search_finds_a_chapter(site, window):
+    window.look(1200)
+    window.open(site / "search.html", "?q=exhausted")
+    links = "[...document.querySelectorAll('#search-results li a')].map(a => a.pathname)"
+    assert any(found.endswith("/02-block-allocator.html") for found in window.wait(links))
+
+
 def test_a_notebook_in_the_book_runs_on_the_solutions():
     sources = dict(script().sources(COURSE))
     books = [path for path in sources if path.endswith(".ipynb")]
@@ -153,7 +203,7 @@ def test_the_table_of_chapters_is_the_course():
     linked = {row[0]: row for row in rows("README.md") if "](" in row[1]}
     assert list(linked) == [str(int(stage.number)) for stage in COURSE.stages]
     for stage in COURSE.stages:
-        _, chapter, parts, hours, points = linked[str(int(stage.number))]
+        _, chapter, hours, points, parts = linked[str(int(stage.number))]
         assert chapter == f"[{stage.title}]({Path(stage.lesson).name})"
         assert parts == ", ".join(f"`{part.name}.py`" for part in stage.parts)
         assert (int(hours), int(points)) == (stage.hours, stage.points)
