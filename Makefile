@@ -87,7 +87,7 @@ $(LINTED): $(READY) pyproject.toml $(SOURCES)
 	@touch $(LINTED)
 
 notebooks: $(READY) ## open the notebooks in JupyterLab
-	@cd notebooks && "$(CURDIR)/$(BIN)/jupyter" lab
+	@$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks
 
 book: $(READY) ## build lessons and executed notebooks into a site: build/book/html
 	@$(BIN)/python scripts/book.py
