@@ -15,9 +15,9 @@ a system that predicts lengths roughly.
 the model can use.
 
 **Why two roundings.** From slots to blocks we round up because a block is the unit of the pool.
-From blocks to a region the allocator rounds up, because it deals in powers of two. The first belongs to
-the reservation, the second to the allocator: ``blocks_needed`` has both, ``requested_tokens``
-neither. Task 1.4 keeps them apart too, and so does the paper.
+From blocks to a region the allocator rounds up, because it deals in powers of two. The first
+belongs to the reservation, the second to the allocator: ``blocks_needed`` has both,
+``requested_tokens`` neither. Task 1.4 keeps them apart too, and so does the paper.
 
 **Why fits asks for regions and not for blocks.** 40 free blocks are no region of 32 if they lie
 scattered. The paged manager of later stages compares two numbers here. That one line is what paging
