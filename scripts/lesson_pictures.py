@@ -50,6 +50,15 @@ class Picture:
 
 PICTURES = (
     Picture(
+        name="00-slots-and-blocks",
+        title="Two sequences in six blocks of four slots",
+        state="seq0:[0 1*] seq1:[2*] free:{3 4 5}",
+        tokens={
+            "seq0": ("Memory", " is", " what", " limits", " the", " batch"),
+            "seq1": ("How", " many", " fit"),
+        },
+    ),
+    Picture(
         name="01-max",
         title="Two requests with the model's full length reserved",
         state="seq0:[0 1* 2_ 3_ 4_ 5_ 6_ 7_] seq1:[8 9 10* 11_ 12_ 13_ 14_ 15_] free:{}",

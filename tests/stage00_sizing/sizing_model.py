@@ -49,7 +49,8 @@ class Shape:
 
     def __str__(self) -> str:
         return (
-            f"{self.layers} layers, {self.heads} heads of {self.head_dim}, {self.kv_heads} KV heads"
+            f"{self.layers} layers, {self.heads} query heads of {self.head_dim}, "
+            f"KV heads: {self.kv_heads}"
         )
 
 

@@ -14,9 +14,9 @@ def test_kv_heads_are_spread_over_ranks_and_then_repeated(parts, lab, rng, kv_he
         shape = random_shape(rng, kv_heads, group)
         model = shape.make(lab)
         for ranks in shape.ranks():
-            why = f"KV heads that one of {ranks} ranks stores ({shape})"
+            why = f"kv_heads_per_rank, tensor_parallel={ranks} ({shape})"
             expect(parts.kv_heads_per_rank(model, ranks), shape.heads_of_a_rank(ranks), why)
-        why = f"KV heads that a card alone stores ({shape})"
+        why = f"kv_heads_per_rank without tensor_parallel ({shape})"
         expect(parts.kv_heads_per_rank(model), shape.kv_heads, why)
 
 
@@ -25,7 +25,7 @@ def test_a_token_has_a_key_and_a_value_in_each_layer(parts, lab, rng, case):
     shape = random_shape(rng, int(rng.integers(2, 50)), 1)
     model = shape.make(lab)
     for number_bytes in (2, 4, 1):
-        why = f"bytes of a token, numbers of {number_bytes} B ({shape})"
+        why = f"kv_bytes_per_token, dtype_bytes={number_bytes} ({shape})"
         got = parts.kv_bytes_per_token(model, number_bytes)
         expect(got, shape.token_bytes(number_bytes), why)
 
@@ -34,7 +34,7 @@ def test_a_token_has_a_key_and_a_value_in_each_layer(parts, lab, rng, case):
 def test_only_kv_heads_are_stored_and_they_are_as_wide_as_they_are(parts, lab, rng, kv_heads):
     shape = random_shape(rng, kv_heads, int(rng.integers(2, 6)))
     for width in (shape.heads * shape.head_dim, shape.heads * int(rng.choice([24, 48, 96]))):
-        why = f"bytes of a token in float16 ({shape}, hidden_size {width})"
+        why = f"kv_bytes_per_token, dtype_bytes=2 ({shape}, hidden_size {width})"
         got = parts.kv_bytes_per_token(shape.make(lab, hidden_size=width), 2)
         expect(got, shape.token_bytes(2), why)
 
@@ -44,7 +44,7 @@ def test_a_rank_stores_its_own_heads(parts, lab, rng):
         shape = random_shape(rng, kv_heads, group)
         model = shape.make(lab)
         for ranks in shape.ranks():
-            why = f"bytes of a token on one of {ranks} ranks, in float16 ({shape})"
+            why = f"kv_bytes_per_token, dtype_bytes=2, tensor_parallel={ranks} ({shape})"
             expect(parts.kv_bytes_per_token(model, 2, ranks), shape.token_bytes(2, ranks), why)
 
 
@@ -54,8 +54,8 @@ def test_a_block_is_all_its_tokens(parts, lab, rng, case):
     model = shape.make(lab)
     for ranks, number_bytes in ((1, 2), (2, 2), (4, 4)):
         block_size = int(rng.integers(3, 40))
-        why = f"bytes of a block of {block_size} on one of {ranks} ranks ({shape})"
+        why = f"kv_bytes_per_block, block_size={block_size}, tensor_parallel={ranks} ({shape})"
         got = parts.kv_bytes_per_block(model, number_bytes, block_size, ranks)
         expect(got, block_size * shape.token_bytes(number_bytes, ranks), why)
     alone = parts.kv_bytes_per_block(model, 2, 1)
-    expect(alone, shape.token_bytes(2), f"bytes of a block of 1 on a card alone ({shape})")
+    expect(alone, shape.token_bytes(2), f"kv_bytes_per_block, block_size=1 ({shape})")

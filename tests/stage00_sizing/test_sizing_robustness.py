@@ -14,12 +14,16 @@ def test_heads_that_cannot_be_spread_are_refused(parts, lab, rng):
     below = -int(rng.integers(1, 9))
     refused = [(0, "0"), (below, str(below)), (5, str(shape.heads)), (24, str(shape.heads))]
     for ranks, named in [*refused, (4, "6")]:
-        why = f"kv_heads_per_rank on {ranks} ranks ({shape})"
+        why = f"kv_heads_per_rank, tensor_parallel={ranks} ({shape})"
         with expect_error(ConfigError, str(ranks), named, why=why):
             parts.kv_heads_per_rank(model, ranks)
-        with expect_error(ConfigError, why=f"bytes of a token on {ranks} ranks ({shape})"):
+        with expect_error(
+            ConfigError, why=f"kv_bytes_per_token, tensor_parallel={ranks} ({shape})"
+        ):
             parts.kv_bytes_per_token(model, 2, ranks)
-        with expect_error(ConfigError, why=f"bytes of a block on {ranks} ranks ({shape})"):
+        with expect_error(
+            ConfigError, why=f"kv_bytes_per_block, tensor_parallel={ranks} ({shape})"
+        ):
             parts.kv_bytes_per_block(model, 2, 16, ranks)
 
 
@@ -32,8 +36,8 @@ def test_a_model_that_is_too_large_leaves_no_room(parts, rng):
     expect(parts.kv_budget_bytes(card, 0.9, weights, activations), short, why)
     size = int(rng.integers(2, 99))
     for budget in (short, -1, 0):
-        expect(parts.slots_that_fit(budget, size), 0, f"slots of {size} B in {budget} B")
-        expect(parts.blocks_that_fit(budget, size), 0, f"blocks of {size} B in {budget} B")
+        expect(parts.slots_that_fit(budget, size), 0, f"slots_that_fit({budget}, {size})")
+        expect(parts.blocks_that_fit(budget, size), 0, f"blocks_that_fit({budget}, {size})")
 
 
 def test_a_batch_that_cannot_be_is_refused(parts, rng):
