@@ -13,7 +13,7 @@ Stage 4, copy-on-write::
     also    robustness 9 points, counterexample.toml 5 points
     check   minipaged grade 4
     stuck   minipaged hint 4.1
-    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
+    use it  minipaged generate --parts mine --model opt-stories --raw -n 3 "Once upon a time"
     next    minipaged grade: how far you are
 """
 
