@@ -30,11 +30,13 @@ START = "lessons/README.md"
 FIRST = ("how-to-study", "setup")
 LAST = ("glossary",)
 
-#: A fenced block or code in a line, which stay as they are; or a link. Whichever begins first: code
-#: may stand in the text of a link. Brackets may too, as states have them.
-_CODE_OR_LINK = re.compile(
+#: A fenced block or code in a line, which stay as they are; or a percent sign that starts a line,
+#: which MyST takes for a comment; or a link. Whichever begins first: code may stand in the text of
+#: a link. Brackets may too, as states have them.
+_MARKDOWN = re.compile(
     r"^(?P<fence>`{3,})[^\n]*\n.*?^(?P=fence)$"
     r"|(?P<ticks>`+)[^`].*?(?P=ticks)"
+    r"|^(?P<before_percent>[ \t]*)%"
     r"|(?P<image>!?)\[(?P<text>(?:[^][]|\[[^][]*\])*)\]\((?P<target>[^)\s]+)\)",
     re.MULTILINE | re.DOTALL,
 )
@@ -61,7 +63,9 @@ def for_the_book(text: str, file: str) -> str:
     page = page_of(file)
     assert page is not None, f"{file} is not in the book"
 
-    def link(found: re.Match[str]) -> str:
+    def change(found: re.Match[str]) -> str:
+        if found["before_percent"] is not None:
+            return found["before_percent"] + r"\%"
         target, _, anchor = (found["target"] or "").partition("#")
         if not target or "://" in target:
             return found[0]
@@ -74,7 +78,7 @@ def for_the_book(text: str, file: str) -> str:
         relative = posixpath.relpath(there, posixpath.dirname(page) or ".")
         return f"[{found['text']}]({relative}{'#' + anchor if anchor else ''})"
 
-    return _CODE_OR_LINK.sub(link, text)
+    return _MARKDOWN.sub(change, text)
 
 
 def _picture(file: Path, alternative: str) -> str:

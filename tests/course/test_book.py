@@ -174,9 +174,10 @@ def test_a_notebook_in_the_book_runs_on_the_solutions():
         ("[nb](../notebooks/02_x.ipynb)", "[nb](notebooks/02_x.ipynb)"),
         ("the [engine's `engine.py`](../minipaged/engine.py)", "the engine's `engine.py`"),
         ("`[a](b)` and\n```\n[a](b)\n```\n[a](b)", "`[a](b)` and\n```\n[a](b)\n```\na"),
+        ("30\n% of it\n```\n% a\n```", "30\n\\% of it\n```\n% a\n```"),
     ],
 )
-def test_links_of_a_lesson_are_those_of_the_book(text, wanted):
+def test_the_markdown_of_a_lesson_is_that_of_the_book(text, wanted):
     assert script().for_the_book(text, "lessons/02-x.md") == wanted
 
 
