@@ -344,6 +344,7 @@ display(plot_memory(bars, "Figure 2: where the KV memory goes (OPT-13B, ShareGPT
 # requests, of which Max serves a quarter. Expect differences of up to 3 points, and more with less
 # traffic. One difference is a matter of definition: what an unfinished sequence has left in its
 # last block we count as *reserved*, since tokens will come; the paper has two thin slices there.
+# (Its rounded numbers do not quite add up to 100; the figure stretches them.)
 #
 # ## 5. Your reservation serves
 #
@@ -393,8 +394,8 @@ print(BEGINNINGS[1] + told["max"][0][1])
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
-for system, (_, running, _) in told.items():
-    axes.step(range(1, len(running) + 1), running, where="post", label=system)
+for line, (system, (_, running, _)) in zip(("-", "--", ":", "-."), told.items()):
+    axes.step(range(1, len(running) + 1), running, line, where="post", label=system)
 axes.set(xlabel="step", ylabel="stories", title="Stories that run at a time", ylim=0)
 axes.legend(frameon=False)
 axes.grid(alpha=0.3)
