@@ -27,6 +27,7 @@ COURSE = load_course(ROOT)
 SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
 #: Two parameters and another value of each, and a mutant that serves requests to their end.
 OTHERS = {
+    "00_sizing": ({"BLOCK_SIZE": 64}, {"MODEL": "opt-6.7b"}, "keys_without_values"),
     "01_contiguous": ({"MINUTES": 4}, {"NUM_BLOCKS": 24}, "pow2_rounds_the_sum"),
     "02_block_allocator": ({"NUM_BLOCKS": 13}, {"SIBLINGS": 2}, "a_queue_instead_of_a_stack"),
     "03_block_table": ({"BLOCK_SIZE": 8}, {"LENGTH": 9}, "decode_opens_the_next_block_early"),
