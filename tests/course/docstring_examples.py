@@ -40,7 +40,8 @@ def claims(docstring: str, source: str, extra: dict[str, object]) -> list[tuple[
         For each line that claims a value: the line, and where that value was found: ``return``
         or names of public attributes of the object. Empty if the line raised.
     """
-    values: dict[str, object] = {"__name__": "example", **extra}
+    # The name of a module that is there: dataclasses look it up.
+    values: dict[str, object] = {"__name__": __name__, **extra}
     exec(compile(source, "<example>", "exec", dont_inherit=True), values)
     found = []
     for statement, comment in example_lines(docstring):

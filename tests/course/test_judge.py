@@ -17,6 +17,7 @@ import pytest
 from judge_course import GOOD, GOOD_TABLE, handed_in, make_course
 
 from minipaged.course.judge import linux
+from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import WarmParent
 from minipaged.course.judge.pen import Ended, Grounds, Pen
@@ -463,6 +464,40 @@ def test_the_lab_makes_models_without_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_lab_makes_groups_without_torch():
+    code = (
+        "import sys; from minipaged.course.judge.lab import Lab; "
+        "group = Lab().sequence_group(prompt=6, computed=[8, 7], first_id=3, n=3); "
+        "assert [(s.seq_id, s.num_tokens, s.num_computed) for s in group.live] == "
+        "[(3, 9, 8), (4, 8, 7)]; "
+        "assert (group.started, group.places(), group.params.n) == (True, 2, 3); "
+        "fresh = Lab().sequence_group(prompt=6, n=3, max_tokens=None, expected_output_len=2); "
+        "assert (fresh.started, fresh.places(), fresh.live[0].num_tokens) == (False, 3, 6); "
+        "kv = Lab().block_tables(4, {3: [7, 2]}); "
+        "assert (kv.block_size, kv.block_table(3), kv.block_table(4)) == (4, [7, 2], []); "
+        "booked = Lab().reservation(10, 16, 2)(group); "
+        "assert (booked.requested_tokens, booked.spare_regions) == (10, 2); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_lab_overwrites_what_went_in_and_what_came_out(shared):
+    class Keeper:
+        def __init__(self):
+            self.array = np.zeros(3)
+
+        def swap(self, array, factor):
+            old, self.array = self.array, array if shared else array.copy()
+            return old if shared else old.copy(), factor
+
+    keeper, given = Keeper(), np.arange(1.0, 4.0)
+    Lab().overwrite(keeper, "swap", given, 2)
+    assert keeper.array.tolist() == ([0, 0, 0] if shared else [1, 2, 3])
+    assert given.tolist() == [1, 2, 3]
 
 
 # --------------------------------------------------------------------------- the wire

@@ -41,6 +41,18 @@ SIGNATURES = {key: load_signatures(COURSE, stage) for key, stage in STAGES.items
 KEYS = list(STAGES)
 # Bugs that nobody named: what is wrong with each is no mutant's misconception.
 UNRELATED = {
+    "1": [
+        ("naive", "stored.v[start:end] = v", "stored.v[start:end] = k"),
+        ("naive", "del self._sequences[seq_id]", "self._sequences[seq_id].num_tokens = 0"),
+        ("buddy", "self._num_free -= size", "self._num_free -= num_blocks"),
+        ("buddy", "size = self._held.pop(start)", "size = self._held[start]"),
+        (
+            "contiguous",
+            "group.expected_output_len or group.params.max_tokens",
+            "group.params.max_tokens or group.expected_output_len",
+        ),
+        ("accounting", "(total / self._weight for", "(total / 2 for"),
+    ],
     "0": [
         ("sizing", "return block_size * kv_bytes_per_token", "return kv_bytes_per_token"),
         ("sizing", "- weight_bytes - activation_bytes", "- weight_bytes + activation_bytes"),
@@ -123,7 +135,7 @@ def test_none_crashes_at_its_first_call(key):
         compile(text, mutant.name, "exec")
         docstring = class_docstring(text)
         if docstring:
-            values = {"__name__": "example", **others(STAGES[key])}
+            values = {"__name__": __name__, **others(STAGES[key])}
             exec(compile(text, "<mutant>", "exec", dont_inherit=True), values)
             for statement, _ in list(example_lines(docstring))[:2]:
                 exec(statement, values)
@@ -159,7 +171,7 @@ def breaks_example(key, mutant):
     return not keeps_example(docstring, reference, apply(mutant, reference), extra)
 
 
-@pytest.mark.parametrize("part", ["block_allocator", "block_table"])
+@pytest.mark.parametrize("part", ["naive", "buddy", "block_allocator", "block_table"])
 def test_the_example_of_the_reference_is_true(part):
     stage, _ = COURSE.parts[part]
     text = reference_source(COURSE, stage, part)
