@@ -4,13 +4,15 @@
 #                Linux, brings several GB of CUDA libraries)
 #   PYTHON=...   the interpreter that .venv is made with
 #   ARGS=...     arguments for `make demo` and for pytest in `make test`
+#   WORKERS=2    processes that run tests at the same time, each with up to 2 GB of memory
 #   STAGE=...    the stages for `make grade`; none: how far you are
 
 TORCH_VERSION := 2.13.0
-TORCH  ?=
-PYTHON ?= python3
-ARGS   ?=
-STAGE  ?=
+TORCH   ?=
+PYTHON  ?= python3
+ARGS    ?=
+WORKERS ?= 2
+STAGE   ?=
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -72,7 +74,7 @@ grade: $(READY) ## grade your exercises: make grade STAGE=2
 # MINIPAGED_REQUIRE_MODEL is set, as .ci/run does: then they fail.
 test: lint ## ruff, mypy and the tests
 	@$(MAKE) model || echo "make: going on without SmolLM2: the tests that need it are skipped"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(ARGS)
 
 lint: $(LINTED) ## ruff and mypy alone
 	@:
