@@ -55,3 +55,6 @@ def test_a_batch_that_cannot_be_is_refused(parts, rng):
     entries = len(parts.kv_growth([fits], [output], 1, 4, longest))
     expect(entries, output + 1, f"entries of a sequence that is just {longest} tokens long")
     expect(parts.kv_growth([], [], 1, 4, longest), [], "kv_growth of an empty batch")
+    many = int(rng.integers(300, 400))
+    entries = len(parts.kv_growth([1] * many, [2] * many, 1, 4, longest))
+    expect(entries, 3, f"entries of kv_growth of {many} prompts with as many outputs, of 2 tokens")
