@@ -150,7 +150,7 @@ def killer(root: Path, stage: Stage, mutation: Mutation) -> str:
         with os.fdopen(ours) as pipe:
             said = pipe.read()
         os.waitpid(pid, 0)
-    return said.strip() if said else "(ended by the limits)"
+    return said.strip() if said else "(the process ended: a crash or a limit)"
 
 
 def must_pass(root: Path, stage: Stage) -> None:
@@ -214,8 +214,9 @@ def report(
     equal = sum(bool(why) for _, why in survivors)
     lines = [f"## Stage {stage.number}, {stage.title[0].lower()}{stage.title[1:]}", ""]
     lines += [
-        f"{total} mutations. {equal} are equal to the reference; of the other {total - equal}, "
-        f"{killed} are killed: {killed / (total - equal):.1%}.",
+        f"{total} mutations, {killed} killed ({killed / total:.1%}). {equal} are equal to the "
+        f"reference, for the reasons below; of the other {total - equal}, "
+        f"{killed / (total - equal):.1%} are killed.",
         "",
     ]
     lines += ["| first check that fails | mutations |", "| --- | --- |"]

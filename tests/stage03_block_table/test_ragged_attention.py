@@ -69,6 +69,10 @@ def test_a_chunk_sees_what_came_before_it(parts, lab, rng):
 def test_query_heads_share_kv_heads(parts, lab, rng, kv_heads):
     step = Step(rng, [(5, 1), (8, 1), (0, 6)], 4)
     compare(parts, lab, step, step.layer(heads=8, kv_heads=kv_heads))
+    # Numbers that are easily taken for each other are equal here: whoever tells apart what is
+    # shared by the wrong axis shares nothing.
+    alike = Step(rng, [(0, kv_heads), (0, 8)], 4)
+    compare(parts, lab, alike, alike.layer(heads=8, kv_heads=kv_heads, head_dim=kv_heads))
 
 
 def test_a_ragged_batch_keeps_its_sequences_apart(parts, lab, rng):
