@@ -42,7 +42,8 @@ def gather_kv(cache: Tensor, block_table: Tensor, length: int) -> Tensor:
     Args:
         cache: ``[num_blocks, num_kv_heads, block_size, head_dim]``.
         block_table: ``[>= ceil(length / block_size)]`` int32: entry ``i`` is the block of
-            positions ``i * block_size`` and on. Further entries do not matter.
+            positions ``i * block_size`` and on. Further entries are valid block numbers, and
+            do not matter.
         length: tokens wanted, from position 0.
 
     Returns:
