@@ -340,7 +340,7 @@ def test_an_edited_test_makes_the_whole_run_void(tmp_path):
     judged = one(course, f"PATH = {str(test)!r}\n" + attacks.EDITS_TESTS_IN_C, user=None)
     assert test.read_text().endswith("# was here\n")
     assert set(statuses(judged).values()) == {"not run"}
-    assert "the grader's files changed" in judged.note
+    assert "the grader's own files changed" in judged.note
 
 
 def test_answers_learned_from_the_visible_cases_earn_nothing(course, stage):
