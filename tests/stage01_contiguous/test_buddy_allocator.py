@@ -50,9 +50,10 @@ def test_of_equal_chunks_the_lowest_is_taken(parts, rng, case):
     free = [starts[i] for i in rng.permutation(count)[:4]]
     for start in free:
         pool.free(start)
-    for start in sorted(free):
-        why = f"allocate({length}), when of {free} not all are taken"
-        expect(pool.allocate(length), start, why)
+    free.sort()
+    while free:
+        why = f"allocate({length}) when chunks of {length} are free at {free}"
+        expect(pool.allocate(length), free.pop(0), why)
 
 
 @pytest.mark.parametrize("case", range(2))
@@ -90,16 +91,16 @@ def test_two_buddies_make_one_chunk(parts, rng, case):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_merging_goes_on_up_to_the_root(parts, rng, backward):
-    length = 1 << int(rng.integers(0, 3))
-    pool, starts = full_pool(parts, 8, length)
-    freed = []
-    for start in reversed(starts) if backward else starts:
-        pool.free(start)
-        freed.append(start)
-        expect(pool.free_blocks, len(freed) * length, f"free_blocks after {freed} were freed")
-        if len(freed) in (4, 8):
-            want = [(min(freed), len(freed) * length)]
-            expect(pool.free_chunks(), want, f"the free chunks after {freed} were freed")
+    for length in (1 << int(rng.integers(0, 3)), 64):
+        pool, starts = full_pool(parts, 8, length)
+        freed = []
+        for start in reversed(starts) if backward else starts:
+            pool.free(start)
+            freed.append(start)
+            expect(pool.free_blocks, len(freed) * length, f"free_blocks after {freed} were freed")
+            if len(freed) in (4, 8):
+                want = [(min(freed), len(freed) * length)]
+                expect(pool.free_chunks(), want, f"the free chunks after {freed} were freed")
 
 
 @pytest.mark.parametrize("case", range(2))
