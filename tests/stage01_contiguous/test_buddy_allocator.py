@@ -148,9 +148,13 @@ def test_a_region_is_freed_once_by_its_first_block(parts, rng):
 
 
 def test_root_chunks_never_merge(parts, rng):
-    chunk = 1 << int(rng.integers(1, 4))
-    count = int(rng.integers(2, 5))
-    for blocks in (count * chunk, count * chunk + chunk // 2, 2 * chunk - 1):
+    small, count = 1 << int(rng.integers(1, 4)), int(rng.integers(2, 5))
+    for chunk, blocks in (
+        (small, count * small),
+        (small, count * small + small // 2),
+        (small, 2 * small - 1),
+        (512, 1024),
+    ):
         roots = BuddyModel(blocks, chunk).roots
         pool = parts.BuddyAllocator(blocks, chunk)
         starts = sorted(pool.allocate(size) for _, size in roots)

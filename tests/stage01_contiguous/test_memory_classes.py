@@ -36,6 +36,8 @@ def test_every_slot_is_in_one_class(parts, rng, case):
     check_classes(parts, sequences[:1], used + 5, "one sequence")
     check_classes(parts, sequences, used + int(rng.integers(1, 50)), f"{case + 1} sequences")
     check_classes(parts, sequences, used, "no slot is free")
+    full = [{"tokens": n, "final_tokens": n, "slots": n} for n in rng.integers(1, 30, 2).tolist()]
+    check_classes(parts, full, sum(seq["slots"] for seq in full), "every slot holds a token")
     check_classes(parts, [], int(rng.integers(1, 99)), "nobody is there")
 
 
@@ -55,7 +57,7 @@ def test_a_shared_slot_counts_once(parts, rng, case):
 def test_tables_that_share_blocks_are_seen(parts, lab, rng, case):
     size = int(rng.integers(3, 9))
     a, b, c, d, e, f, g = (int(block) for block in rng.permutation(50)[:7])
-    tables = {0: [a, b], 1: [a, c], 2: [a, b], 10: [d, e, f], 20: [d, e, g]}
+    tables = {0: [a, b], 1: [a, c], 2: [a, b], 10: [d, e, f], 20: [d, e, g], 30: []}
     kv = lab.block_tables(size, tables)
     prompt, output = size + 1, int(rng.integers(4, 20))
     computed = [size + 2, size + 1, size + 3]
@@ -64,6 +66,7 @@ def test_tables_that_share_blocks_are_seen(parts, lab, rng, case):
     others = [
         lab.sequence_group(prompt=long, computed=[long], first_id=10, max_tokens=output),
         lab.sequence_group(prompt=long, computed=[2], first_id=20, max_tokens=output),
+        lab.sequence_group(prompt=2, computed=[0], first_id=30, max_tokens=1),  # holds nothing
     ]
     limit = long + output - 1
     got = parts.sequence_memory(kv, [three, *others], limit)
@@ -71,8 +74,9 @@ def test_tables_that_share_blocks_are_seen(parts, lab, rng, case):
         *((count, prompt + output, 2 * size, None) for count in computed),
         (long, limit, 3 * size, None),
         (2, limit, 3 * size, None),
+        (0, 3, 0, None),
     ]
-    shared = [0, size, 2 * size, 0, 2 * size]
+    shared = [0, size, 2 * size, 0, 2 * size, 0]
     for i, (seq, row, slots) in enumerate(zip(got, want, shared, strict=True)):
         seq_id, table = list(tables.items())[i]
         why = f"sequence {seq_id}, with table {table} of all {list(tables.values())}"
