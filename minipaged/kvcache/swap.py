@@ -15,19 +15,34 @@ if TYPE_CHECKING:
 
 
 def unique_blocks(tables: Iterable[BlockTable]) -> list[int]:
-    """The physical blocks that the tables hold, each once, in the order of their first use."""
+    """The physical blocks that the tables hold, each once, in the order of their first use.
+
+    Args:
+        tables: of one group, in the same pool. They stay as they are.
+
+    Example: ``[7 2]`` and ``[7 5]`` hold ``[7, 2, 5]``.
+    """
     return list(dict.fromkeys(block for table in tables for block in table.blocks))
 
 
 def move(tables: Iterable[BlockTable], target: BlockAllocator) -> list[tuple[int, int]]:
-    """Move tables from the pool that they are in to ``target``'s.
+    """Move the tables of a group from the pool that they are in to another one.
 
-    Afterwards every table lives in ``target``; a block there has as many references from these
-    tables as the block it came from had. In the pool that they left each table has dropped its
-    references: a block that somebody else holds too stays there.
+    Afterwards every table lives in ``target``: that is its ``allocator``, its ``blocks`` are
+    ``target``'s, in the same order, and its ``num_tokens`` are what they were. Tables that shared a
+    block share one again; a block there has as many references from these tables as the block it
+    came from had. In the pool that they left each table has dropped its references: a block that
+    somebody else holds too stays there, for whoever that is.
+
+    No bytes move here. Until they have been copied, nobody may write to the old blocks.
+
+    Args:
+        tables: those of all live sequences of the group, in the same pool. An empty one moves too.
+        target: may have blocks in use already.
 
     Returns:
-        ``(old block, new block)`` pairs whose bytes must be copied, each block once.
+        ``(old block, new block)`` pairs whose bytes must be copied: each block once, in the order
+        of first use. Which blocks are new is for the pool to say.
 
     Raises:
         OutOfBlocks: ``target`` has too few free blocks; nothing has changed.

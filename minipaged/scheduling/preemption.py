@@ -24,7 +24,15 @@ class Preemption:
     values being computed again from its tokens. Neither changes a token of its output (I7).
 
     The scheduler moves the group between its queues; this class changes blocks, the plan, and
-    the status and ``num_computed`` of the sequences.
+    the status and ``num_computed`` of the sequences. Those of a group that have ended
+    (``group.finished_seqs``) hold nothing, count for nothing, and stay as they are.
+
+    Attributes:
+        kv: who owns the blocks. It is asked ``can_swap_out(group)`` and
+            ``can_swap_in(group, headroom)``, which change nothing, and told to ``swap_out(group)``,
+            ``swap_in(group)`` and ``release(group)``, which take the whole group. What each
+            promises is in :class:`minipaged.contracts.KVManager`.
+        mode: ``auto``, ``swap`` or ``recompute``.
     """
 
     def __init__(self, kv: KVManager, mode: PreemptionMode) -> None:
@@ -33,17 +41,31 @@ class Preemption:
 
     def evict(self, candidates: Seq[SequenceGroup], plan: StepPlan) -> SequenceGroup:
         """Preempt the last of ``candidates``: running groups, in order, of which none has got
-        its slots in this step.
+        its slots in this step. The others, and the list, stay as they are.
 
         Returns:
             The victim. Its status says how: WAITING after recompute, SWAPPED after swap.
+
+        Example: of the candidates ``r1``, ``r4``, ``r7``, in this order, ``r7`` is preempted and
+        returned, whatever it holds. It came last, so nobody is overtaken.
         """
         victim = candidates[-1]
         self.preempt(victim, plan)
         return victim
 
     def preempt(self, group: SequenceGroup, plan: StepPlan) -> None:
-        """Take every device block of a running group."""
+        """Take every device block of a running group, of all its live sequences at once.
+
+        How is what :meth:`choose` says. Afterwards:
+
+        * after a *swap* the blocks are in host memory; the pairs that the manager gave,
+          (device, host), come after those that ``plan.swap_out`` has already; live sequences are
+          SWAPPED, and their ``num_computed`` is as it was, for nothing is lost;
+        * after a *recompute*, what :meth:`recompute` says;
+        * either way ``plan.preempted`` ends with ``Preempted(group.request_id, how)``, ``how``
+          being ``"swap"`` or ``"recompute"``, and the group was preempted once more
+          (``num_preemptions``).
+        """
         mode = self.choose(group)
         if mode == "swap":
             plan.swap_out += self.kv.swap_out(group)
@@ -55,7 +77,15 @@ class Preemption:
         plan.preempted.append(Preempted(group.request_id, mode))
 
     def recompute(self, group: SequenceGroup) -> None:
-        """Free what the group holds, on whatever side; everything will be computed again."""
+        """Free what the group holds, on whatever side; everything will be computed again.
+
+        ``kv.release(group)`` does the freeing. It also notes in ``group.shape`` which blocks the
+        tables of several siblings shared, for :meth:`refill_starts`.
+
+        Afterwards every live sequence is WAITING with nothing in the cache, and the group is not
+        ``prefilling``, if it was. Its tokens are those that it had, sampled ones included; so is
+        ``num_prompt_tokens``: what is computed again is not what was asked. No plan is touched.
+        """
         self.kv.release(group)
         group.prefilling = False
         for seq in group.live:
@@ -65,9 +95,11 @@ class Preemption:
     def choose(self, group: SequenceGroup) -> Literal["swap", "recompute"]:
         """Swap or recompute?
 
-        ``auto`` recomputes a group with one live sequence and swaps one with several. Whatever
-        the mode, a group that is not fully computed yet, or for which the host has no room, is
-        recomputed.
+        ``auto`` recomputes a group with one live sequence and swaps one with several; ``swap``
+        swaps both. Whatever the mode, a group that is not fully computed yet (``prefilling``), or
+        for which the host has no room, is recomputed. Nothing changes here.
+
+        Example: a group of three of which two have ended is recomputed in ``auto``.
         """
         if group.prefilling or self.mode == "recompute":
             return "recompute"
@@ -79,8 +111,15 @@ class Preemption:
         """Bring a swapped group back if the device has room for its blocks and for its next
         token, with ``headroom`` blocks left free.
 
+        Then the pairs that the manager gave, (host, device), come after those that
+        ``plan.swap_in`` has already, ``plan.resumed`` ends with ``group.request_id``, and the live
+        sequences are RUNNING, with ``num_computed`` as it was.
+
         Returns:
             Is it back? If not, nothing has changed.
+
+        Example: 5 blocks in host memory and a next token that takes 2. With 8 free blocks on the
+        device the group comes back for a ``headroom`` of 0 or 1, and not for 2.
         """
         if not self.kv.can_swap_in(group, headroom):
             return False
@@ -98,8 +137,10 @@ class Preemption:
         one is fed in the ordinary decode step that follows, by all sequences together.
 
         Args:
-            tables: block numbers, or any labels that are equal where the block is.
-            num_tokens: of each sequence, its last token included.
+            tables: block numbers, or any labels that are equal where the block is. Tables that
+                share a block share all before it. They may be empty.
+            num_tokens: of each sequence, its last token included. Without that one they fill the
+                table's blocks, the last of them perhaps in part.
 
         Returns:
             For each sequence the position of the first token that it computes;

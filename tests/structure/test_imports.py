@@ -63,7 +63,7 @@ ALL_PARTS = {f"minipaged.{name}" for names in PARTS.values() for name in names.s
 LATER = (
     {f"minipaged.{name}" for stage in ("07 kernel", "08 fast kernel", "10 evaluation",
                                        "11 distributed") for name in PARTS[stage].split()}
-    | {"minipaged.kvcache.prefix_cache", "minipaged.scheduling.transfer_cost"}
+    | {"minipaged.kvcache.prefix_cache"}
 )  # fmt: skip
 
 TORCH_FREE = ("minipaged.kvcache", "minipaged.scheduling")
