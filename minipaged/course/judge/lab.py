@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from minipaged.config import ModelConfig
+from minipaged.errors import OutOfBlocks
 
 
 class Lab:
@@ -164,6 +165,92 @@ class Lab:
             block_size=block_size,
         )
 
+    def running_group(
+        self,
+        *,
+        prompt: int,
+        tokens: Sequence[Sequence[int]],
+        first_id: int = 0,
+        ended: Sequence[int] = (),
+        computed: int | None = None,
+    ) -> Any:
+        """A :class:`minipaged.sequence.SequenceGroup` that runs: all its tokens but the last of
+        each sequence are in the cache.
+
+        Args:
+            prompt: how many of the tokens are the prompt.
+            tokens: of each sequence, prompt and output.
+            first_id: the sequences are numbered from here on, and this is the request's number.
+            ended: those of them, counted from 0, that have ended.
+            computed: tokens of the first that are in the cache so far, of a group that is still
+                being computed.
+        """
+        from minipaged.sampling_params import SamplingParams
+        from minipaged.sequence import Sequence as Stream
+        from minipaged.sequence import SequenceGroup, Status
+
+        first = Stream(first_id, tokens[0][:prompt])
+        params = SamplingParams(n=len(tokens), max_tokens=None)
+        group = SequenceGroup(f"r{first_id}", first, params)
+        group.started, group.prefilling = computed is None, computed is not None
+        for index, ids in enumerate(tokens):
+            seq = first.fork(first_id + index, index) if index else first
+            seq.token_ids = list(ids)
+            seq.num_computed = len(ids) - 1 if computed is None else computed
+            seq.status = Status.RUNNING
+            group.seqs[seq.seq_id] = seq
+        for index in ended:
+            seq = group.seqs.pop(first_id + index)
+            seq.status = Status.FINISHED
+            group.finished_seqs.append(seq)
+        return group
+
+    def step_plan(self) -> Any:
+        """An empty :class:`minipaged.contracts.StepPlan`."""
+        from minipaged.contracts import StepPlan
+
+        return StepPlan()
+
+    def block_counter(
+        self,
+        *,
+        gpu: int,
+        cpu: int,
+        pairs: Mapping[str, Sequence[tuple[int, int]]],
+        next_token: Mapping[str, int] | None = None,
+        block_size: int = 4,
+    ) -> Any:
+        """A KV manager of groups that are on the device. It only counts.
+
+        Args:
+            gpu, cpu: free blocks.
+            pairs: request -> its (device, host) blocks.
+            next_token: request -> blocks that its next token takes.
+        """
+        return BlockCounter(gpu, cpu, pairs, next_token or {}, block_size)
+
+    def paged_kv(
+        self,
+        *,
+        gpu: int,
+        cpu: int = 0,
+        block_size: int,
+        unique_blocks: Callable[[Any], list[int]] | None = None,
+        move: Callable[[Any, Any], list[tuple[int, int]]] | None = None,
+    ) -> Any:
+        """The engine's own :class:`minipaged.kvcache.manager.PagedKVManager`, with so many blocks.
+
+        Args:
+            unique_blocks, move: of the part ``swap``; it cannot swap without the two.
+        """
+        from minipaged.kvcache.manager import PagedKVManager
+        from minipaged.parts import Parts
+
+        parts = Parts()
+        if unique_blocks is not None and move is not None:
+            parts = Parts(unique_blocks=unique_blocks, move=move)
+        return PagedKVManager(gpu, cpu, block_size, parts)
+
 
 class BlockTables:
     """Given block tables."""
@@ -175,3 +262,73 @@ class BlockTables:
     def block_table(self, seq_id: int) -> list[int]:
         """The table of a sequence; empty for one that holds nothing."""
         return self._tables.get(seq_id, [])
+
+
+class BlockCounter:
+    """A KV manager that knows of each group how many blocks it has, and on which side.
+
+    Attributes:
+        num_free_gpu_blocks, num_free_cpu_blocks: of the two pools.
+        held: request -> ``device``, ``host``, or ``nothing``.
+    """
+
+    def __init__(
+        self,
+        gpu: int,
+        cpu: int,
+        pairs: Mapping[str, Sequence[tuple[int, int]]],
+        next_token: Mapping[str, int],
+        block_size: int,
+    ) -> None:
+        self.num_free_gpu_blocks, self.num_free_cpu_blocks = gpu, cpu
+        self.block_size = block_size
+        self.held = dict.fromkeys(pairs, "device")
+        self._pairs = {request: list(blocks) for request, blocks in pairs.items()}
+        self._next_token = dict(next_token)
+
+    def can_swap_out(self, group: Any) -> bool:
+        """Is there room in host memory?"""
+        return len(self._pairs[group.request_id]) <= self.num_free_cpu_blocks
+
+    def can_swap_in(self, group: Any, headroom: int = 0) -> bool:
+        """Is there room on the device, for the next token too?"""
+        request = group.request_id
+        need = len(self._pairs[request]) + self._next_token.get(request, 0)
+        return need + headroom <= self.num_free_gpu_blocks
+
+    def swap_out(self, group: Any) -> list[tuple[int, int]]:
+        """To host memory, as (device, host) pairs."""
+        self._leave(group, "device", "swap_out")
+        self._take(group, "host")
+        return list(self._pairs[group.request_id])
+
+    def swap_in(self, group: Any) -> list[tuple[int, int]]:
+        """To the device, as (host, device) pairs."""
+        self._leave(group, "host", "swap_in")
+        self._take(group, "device")
+        return [(host, device) for device, host in self._pairs[group.request_id]]
+
+    def release(self, group: Any) -> None:
+        """Free what a group holds."""
+        held = self.held[group.request_id]
+        self._leave(group, "host" if held == "host" else "device", "release")
+
+    def _leave(self, group: Any, side: str, call: str) -> None:
+        request = group.request_id
+        if self.held[request] != side:
+            where = {"device": "on the device", "host": "on the host", "nothing": "free"}
+            raise ValueError(f"{call}({request}): its blocks are {where[self.held[request]]}")
+        self._count(side, len(self._pairs[request]))
+        self.held[request] = "nothing"
+
+    def _take(self, group: Any, side: str) -> None:
+        request = group.request_id
+        self._count(side, -len(self._pairs[request]))
+        self.held[request] = side
+
+    def _count(self, side: str, blocks: int) -> None:
+        name = {"device": "num_free_gpu_blocks", "host": "num_free_cpu_blocks"}[side]
+        left = getattr(self, name) + blocks
+        if left < 0:
+            raise OutOfBlocks(f"{side}: {-left} blocks too few")
+        setattr(self, name, left)
