@@ -455,7 +455,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"minipaged: {note}", file=sys.stderr)
     with explained(parts):
         try:
-            data, text = _answer(args, parts.module("sizing"))
+            data, text = _answer(args, parts.module("minipaged.kvcache.sizing"))
         except ConfigError as error:
             raise PlanError(str(error)) from None
     print(json.dumps(data, indent=2) if args.json else text)

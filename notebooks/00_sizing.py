@@ -71,7 +71,7 @@ SEED = 0
 
 # %%
 parts = load_parts(PARTS, only=["sizing"])
-sizing = parts.module("sizing")
+sizing = parts.module("minipaged.kvcache.sizing")
 print("\n".join(parts.notes) or "parts: all are the reference's")
 FLOAT16 = 2  # bytes
 

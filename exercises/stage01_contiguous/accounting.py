@@ -9,7 +9,7 @@ Stage 1, contiguous memory::
     also    robustness 9 points, counterexample.toml 5 points
     check   minipaged grade 1
     stuck   minipaged hint 1.4
-    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
+    use it  minipaged generate --parts mine --reservation max --model opt-stories --raw "Once"
     next    lessons/02-block-allocator.md
 """
 

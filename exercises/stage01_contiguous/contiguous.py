@@ -8,7 +8,7 @@ Stage 1, contiguous memory::
     also    robustness 9 points, counterexample.toml 5 points
     check   minipaged grade 1
     stuck   minipaged hint 1.3
-    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
+    use it  minipaged generate --parts mine --reservation max --model opt-stories --raw "Once"
     next    accounting.py, beside this file
 """
 

@@ -11,7 +11,7 @@ Stage 1, contiguous memory::
     also    robustness 9 points, counterexample.toml 5 points
     check   minipaged grade 1
     stuck   minipaged hint 1.1
-    use it  minipaged generate --parts mine --model opt-stories --raw "Once upon a time"
+    use it  minipaged generate --parts mine --reservation max --model opt-stories --raw "Once"
     next    buddy.py, beside this file
 """
 

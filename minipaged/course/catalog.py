@@ -19,6 +19,12 @@ from minipaged.errors import CourseError
 
 FILE = "course.toml"
 
+#: A student's trace, beside the parts of its stage.
+COUNTEREXAMPLE = "counterexample.toml"
+
+#: Where a stage names nothing better: a prompt that needs no download.
+_USE = 'minipaged generate --parts mine --model opt-stories --raw "Once upon a time"'
+
 
 @dataclass(frozen=True)
 class Check:
@@ -117,7 +123,7 @@ class Stage:
         number: two digits, as ``"03"``.
         torch: do the graded tests need torch in the submission's process?
         robustness: checks that count only where their parent task is whole.
-        use: a command that runs on what was written; empty for one that serves a prompt.
+        use: a command that runs on what was written; by default one that serves a prompt.
     """
 
     number: str
@@ -129,7 +135,7 @@ class Stage:
     tasks: tuple[Task, ...]
     robustness: tuple[Check, ...]
     counterexample: Counterexample | None
-    use: str = ""
+    use: str
 
     @property
     def folder(self) -> str:
@@ -326,7 +332,7 @@ def _stage(table: _Table) -> Stage:
         counterexample=_counterexample(_Table(counter, f"{table.where}, counterexample"))
         if counter
         else None,
-        use=table.take("use", str, ""),
+        use=table.take("use", str, _USE),
     )
     robust.done()
     table.done()

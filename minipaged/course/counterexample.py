@@ -17,13 +17,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from minipaged.course.catalog import Counterexample, Course, Part, Stage
+from minipaged.course.catalog import COUNTEREXAMPLE, Counterexample, Course, Part, Stage
 from minipaged.course.judge.namespace import homes
 from minipaged.course.mutants import apply, find_mutant, reference_source
 from minipaged.course.testing import state_of
 from minipaged.errors import CourseError
 
-FILE = "counterexample.toml"
 #: Numbers in a trace are at most this large: no operation may take long.
 LARGEST = 1000
 
@@ -39,11 +38,6 @@ class Verdict:
 
     message: str
     found: str = ""
-
-
-def trace_path(stage: Stage, folder: Path) -> Path:
-    """The file of a stage's trace in a folder laid out as ``exercises/``."""
-    return folder / stage.folder / FILE
 
 
 def is_started(path: Path) -> bool:
@@ -154,7 +148,7 @@ def _operation(label: str, text: str, asked: Counterexample, known: set[str]) ->
     if owner is None and any(isinstance(node, ast.USub) for node in ast.walk(call)):
         raise CourseError(f"{label}: a function is called with numbers that are not negative")
     uses = tuple(name for name in (owner, *named) if name in known)
-    return Operation(label, compile(ast.Expression(call), FILE, "eval"), target, uses)
+    return Operation(label, compile(ast.Expression(call), COUNTEREXAMPLE, "eval"), target, uses)
 
 
 def _target(label: str, statement: ast.Assign, asked: Counterexample) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import FrameSummary
 
+from minipaged.course.files import place
 from minipaged.errors import DoubleFree, MinipagedError, OutOfBlocks
 
 _MORE = "MINIPAGED_TRACEBACK=1 in front of the command shows the whole traceback"
@@ -19,13 +20,15 @@ class StudentFile:
 
     Attributes:
         stage: its number, as ``minipaged grade`` takes it.
+        path: of the file.
         module: the name under which it was loaded.
+        reference: the module that it stands for.
     """
 
-    part: str
     stage: str
     path: Path
     module: str
+    reference: str
 
 
 def explain(error: Exception, files: Collection[StudentFile]) -> str | None:
@@ -43,7 +46,7 @@ def explain(error: Exception, files: Collection[StudentFile]) -> str | None:
                 f"{_what(error)}\n"
                 f"  this is your {file.path.name}, line {at.lineno}, in {at.name}:\n"
                 f"      {at.line}\n"
-                f"  ({shown(file.path)}); `minipaged grade {file.stage}` tests it\n"
+                f"  ({place(file.path)}); `minipaged grade {file.stage}` tests it\n"
                 f"  {_MORE}"
             )
     own = isinstance(error, OSError) or (
@@ -53,7 +56,7 @@ def explain(error: Exception, files: Collection[StudentFile]) -> str | None:
         return None
     names = ", ".join(f"{file.path.name} (`minipaged grade {file.stage}`)" for file in files)
     at = line_in(error, "minipaged")
-    where = f" ({shown(Path(at.filename))}, line {at.lineno})" if at else ""
+    where = f" ({place(Path(at.filename))}, line {at.lineno})" if at else ""
     return (
         f"{_what(error)}\n"
         f"  this came up in the engine{where}, which runs on your\n"
@@ -70,12 +73,6 @@ def line_in(error: BaseException, module: str) -> FrameSummary | None:
             code = frame.f_code
             found = FrameSummary(code.co_filename, line, code.co_name)
     return found
-
-
-def shown(path: Path) -> str:
-    """From the working directory, if it is below that."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _what(error: Exception) -> str:

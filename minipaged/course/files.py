@@ -1,4 +1,5 @@
-"""Writing into a student's folder: never half a file, and never over the only copy."""
+"""A student's files: how they are named to a user, and how they are written: never half a file,
+and never over the only copy."""
 
 from __future__ import annotations
 
@@ -7,6 +8,13 @@ import tempfile
 from pathlib import Path
 
 from minipaged.errors import CourseError
+
+
+def place(path: Path, line: int | None = None) -> str:
+    """``exercises/…/block_table.py:57``, from the folder that the user is in if it is below it."""
+    relative = os.path.relpath(path)
+    text = str(path) if relative.startswith("..") else relative
+    return text if line is None else f"{text}:{line}"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from minipaged.course.catalog import Check, Course, Stage, load_course
-from minipaged.course.counterexample import is_started, judge_trace, trace_path
+from minipaged.course.counterexample import is_started, judge_trace
 from minipaged.course.judge.run import Judged, judge_rounds
 from minipaged.course.next_step import after_grading, from_record, is_done
 from minipaged.course.progress import last_scores, record_score
@@ -37,7 +37,7 @@ from minipaged.course.score_card import (
 )
 from minipaged.course.scores import StageScore, runnable, score
 from minipaged.course.signatures import diagnose
-from minipaged.course.submission import Submission, impl_folder, read_submission
+from minipaged.course.submission import Submission, impl_folder, read_submission, trace_path
 from minipaged.errors import CourseError
 
 #: Seeds of the second round are below it: short enough to be typed again.
@@ -63,8 +63,8 @@ def grade_stage(
         run_judge: what judges; the judge, but in tests.
     """
     began = time.monotonic()
-    folder = _trace_folder(course, submission)
-    started = folder is not None and is_started(trace_path(stage, folder))
+    trace = trace_path(course, submission)
+    started = trace is not None and is_started(trace)
     wanted = runnable(stage, submission, started)
     wanted = [name for name in wanted if only is None or name in only]
     seeds = (0, 1 + secrets.randbelow(SEEDS)) if seed is None else (seed,)
@@ -88,17 +88,11 @@ def grade_stage(
 def _with_finding(course: Course, result: StageScore) -> StageScore:
     """Say also of a trace that earned its points where the two differ."""
     check = result.counterexample
-    folder = _trace_folder(course, result.submission)
-    if check is None or check.status != "passed" or folder is None:
+    trace = trace_path(course, result.submission)
+    if check is None or check.status != "passed" or trace is None:
         return result
-    verdict = judge_trace(course, result.stage, trace_path(result.stage, folder))
+    verdict = judge_trace(course, result.stage, trace)
     return replace(result, counterexample=replace(check, message=verdict.found))
-
-
-def _trace_folder(course: Course, submission: Submission) -> Path | None:
-    if submission.name == "ref":  # the reference has no file of its own for a trace
-        return impl_folder(course, "solutions")
-    return submission.folder
 
 
 # --------------------------------------------------------------------------- the command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minipaged.course.catalog import Course, Stage, Task
-from minipaged.course.counterexample import is_started, trace_path
+from minipaged.course.counterexample import is_started
+from minipaged.course.files import place
 from minipaged.course.progress import ScoreRecord
 from minipaged.course.scores import CheckScore, StageScore
-from minipaged.course.stubs import STORY
-from minipaged.course.submission import Definitions, PartFile, Submission, parse
+from minipaged.course.submission import Definitions, PartFile, Submission, parse, trace_path
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,6 @@ def program() -> str:
         return "minipaged"
     path = Path(sys.argv[0])
     return place(path) if path.name == "minipaged" and path.is_file() else "minipaged"
-
-
-def place(path: Path, line: int | None = None) -> str:
-    """``exercises/…/block_table.py:57``, from the folder that the user is in."""
-    relative = os.path.relpath(path)
-    text = str(path) if relative.startswith("..") else relative
-    return text if line is None else f"{text}:{line}"
 
 
 # --------------------------------------------------------------------------- after grading
@@ -146,8 +138,8 @@ def _mend(stage: Stage, file: PartFile) -> NextStep:
 def _find_trace(course: Course, stage: Stage, submission: Submission) -> NextStep:
     asked = stage.counterexample_check
     rows = [("read", _lesson(course, stage, "counterexample"))]
-    if submission.folder is not None:
-        path = trace_path(stage, submission.folder)
+    path = trace_path(course, submission)
+    if path is not None:
         rows.append(("look at" if is_started(path) else "write", place(path)))
     rows.append(("stuck", f"{program()} hint {stage.key}.counterexample"))
     rows.append(("then", _grade(stage, submission)))
@@ -157,7 +149,7 @@ def _find_trace(course: Course, stage: Stage, submission: Submission) -> NextSte
 def _done(course: Course, stage: Stage, whole: bool) -> NextStep:
     heading = f"Stage {stage.key} is whole." if whole else f"Stage {stage.key} is done."
     rows = [
-        ("see it serve", f"{program()} generate --parts mine {STORY}"),
+        ("use it", stage.use.replace("minipaged", program(), 1)),
         ("", f"{program()} demo --parts mine"),
     ]
     if (course.root / stage.notebook).is_file():

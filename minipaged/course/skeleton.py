@@ -8,14 +8,11 @@ from pathlib import Path
 import libcst as cst
 
 from minipaged.course import syntax
-from minipaged.course.catalog import Counterexample, Course, Part, Stage
+from minipaged.course.catalog import COUNTEREXAMPLE, Counterexample, Course, Part, Stage
 from minipaged.course.projection import project
-from minipaged.course.stubs import STORY
 from minipaged.course.stubs import is_stub as is_stub
 from minipaged.course.stubs import stub_message as stub_message
 from minipaged.errors import CourseError
-
-COUNTEREXAMPLE = "counterexample.toml"
 
 
 def stage_texts(course: Course, stage: Stage) -> dict[Path, str]:
@@ -119,7 +116,7 @@ def _guide(course: Course, stage: Stage, part: Part) -> str:
         *([("also", _also(stage))] if _also(stage) else []),
         ("check", f"minipaged grade {stage.key}"),
         ("stuck", f"minipaged hint {tasks[0].id}"),
-        ("use it", stage.use or f"minipaged generate --parts mine {STORY}"),
+        ("use it", stage.use),
         ("next", _next(course, stage, part)),
     ]
     title = stage.title[0].lower() + stage.title[1:]

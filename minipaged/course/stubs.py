@@ -10,9 +10,6 @@ import re
 
 from minipaged.course.catalog import Stage, Task
 
-#: For `minipaged generate`: a prompt that needs no download.
-STORY = '--model opt-stories --raw "Once upon a time"'
-
 _MESSAGE = re.compile(r"stage \d+, task \d+\.\d+: ")
 _TAKEN = re.compile(r"#\s*taken: minipaged unstick (\d+\.\d+)\b")
 

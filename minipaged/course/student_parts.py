@@ -25,7 +25,9 @@ from typing import Any
 
 from minipaged.course.catalog import Course, Part, Stage, load_course
 from minipaged.course.contract import differences
-from minipaged.course.fault import StudentFile, explain, line_in, shown
+from minipaged.course.fault import StudentFile, explain, line_in
+from minipaged.course.files import place
+from minipaged.course.source_module import run_as_module
 from minipaged.course.submission import PartFile, Submission, impl_folder, read_submission
 from minipaged.errors import CourseError
 from minipaged.parts import Parts
@@ -50,14 +52,17 @@ class StudentParts(Parts):
     notes: tuple[str, ...] = ()
     files: tuple[StudentFile, ...] = ()
 
-    def module(self, name: str) -> ModuleType:
+    def module(self, reference: str) -> ModuleType:
         """All of a part, for those who use more of it than an engine does: the student's file
-        where it is in use, else the reference."""
+        where it is in use, else the reference.
+
+        Args:
+            reference: the module's name, as ``minipaged.kvcache.sizing``.
+        """
         for file in self.files:
-            if file.part == name:
+            if file.reference == reference:
                 return sys.modules[file.module]
-        _, part = load_course(self.root).parts[name]
-        return importlib.import_module(part.module)
+        return importlib.import_module(reference)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load_parts, (self.spec, self.root)
@@ -73,28 +78,34 @@ def load_parts(
             is laid out as ``exercises``: all parts that are written there. Or
             ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest.
         root: of the course; None: that of the working directory.
-        only: the parts that matter here; the others' files are not even read.
+        only: the parts that matter here; the others' files are not even read. None: those that
+            an engine is built from.
 
     Raises:
         CourseError: an unknown part or folder; a part asked for by name that is not written; a
             file that cannot be loaded; a signature that is not the engine's. The message names
             the file and, where it can, the line.
     """
+    if spec == "ref":
+        return StudentParts()  # without the course: an installed package has none
     course = load_course(root)
     wishes = _wishes(course, spec)
     chosen: dict[str, Any] = {}
     notes: list[str] = []
     absent: list[str] = []
     files: list[StudentFile] = []
+    submissions: dict[tuple[str, str], Submission] = {}
     for name, (impl, by_name) in wishes.items():
         stage, part = course.parts[name]
-        if by_name and not _seats(part):
+        if by_name and only is None and not _seats(part):
             raise CourseError(
                 f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
             )
-        if impl == "ref" or not _seats(part) or (only is not None and name not in only):
+        if impl == "ref" or (name not in only if only is not None else not _seats(part)):
             continue
-        submission = read_submission(course, stage, impl)
+        if (stage.number, impl) not in submissions:
+            submissions[stage.number, impl] = read_submission(course, stage, impl)
+        submission = submissions[stage.number, impl]
         file = submission.files[name]
         if not file.written:
             if by_name or file.error:
@@ -104,9 +115,9 @@ def load_parts(
         module = _load(part, file)
         chosen |= _fill(part, module)
         notes.append(f"parts: {name} {_whose(course, submission, file, impl)}")
-        files.append(StudentFile(name, stage.key, file.path, module.__name__))
+        files.append(StudentFile(stage.key, file.path, module.__name__, part.module))
     if absent:
-        folder = shown(impl_folder(course, spec) or course.root)
+        folder = place(impl_folder(course, spec) or course.root)
         notes.append(f"parts: not written in {folder}, so the reference's: {', '.join(absent)}")
     return StudentParts(
         **chosen,
@@ -176,7 +187,7 @@ def _load(part: Part, file: PartFile) -> ModuleType:
     wrong = differences(importlib.import_module(part.module), module)
     if wrong:
         raise CourseError(
-            f"{shown(file.path)} cannot stand in for {part.module}:\n"
+            f"{place(file.path)} cannot stand in for {part.module}:\n"
             + "\n".join(wrong)
             + "\nRestore what the skeleton had: the engine calls it that way."
         )
@@ -185,31 +196,20 @@ def _load(part: Part, file: PartFile) -> ModuleType:
 
 def _module(part: Part, file: PartFile) -> ModuleType:
     """Run the file as a module of its own name: one for each path and content, so that two
-    engines can have different ones, and an edit is picked up by the next load.
-
-    It stays in ``sys.modules``, where pickle and dataclasses look it up.
-    """
+    engines can have different ones, and an edit is picked up by the next load."""
     source = file.source or ""
     digest = hashlib.sha256(f"{file.path}\0{source}".encode()).hexdigest()[:16]
     name = f"minipaged_part_{part.name}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(file.path)
-    sys.modules[name] = module
     try:
-        # Not by importlib: its cached bytecode overlooks an edit within the same second.
-        exec(compile(source, str(file.path), "exec", dont_inherit=True), module.__dict__)
-    except BaseException as error:
-        del sys.modules[name]
-        if not isinstance(error, Exception | SystemExit):
-            raise
+        return run_as_module(name, str(file.path), source)
+    except (Exception, SystemExit) as error:
         at = line_in(error, name)
         raise CourseError(
-            f"{shown(file.path)}{f', line {at.lineno}' if at else ''}: "
+            f"{place(file.path)}{f', line {at.lineno}' if at else ''}: "
             f"{type(error).__name__}: {error} (while the file was being loaded)"
         ) from error
-    return module
 
 
 def _seats(part: Part) -> dict[str, str]:
@@ -230,7 +230,7 @@ def _fill(part: Part, module: ModuleType) -> dict[str, Any]:
 
 # --------------------------------------------------------------------------- what is said
 def _cannot_use(stage: Stage, file: PartFile) -> str:
-    where = shown(file.path)
+    where = place(file.path)
     if file.error:
         return f"{where}, {file.error}. Mend it, or take parts by name: --parts PART=mine"
     return (
@@ -252,7 +252,7 @@ def _whose(course: Course, submission: Submission, file: PartFile, impl: str) ->
         return "is the worked solution's"
     taken = f"; taken: {', '.join(sorted(file.taken))}" if file.taken else ""
     if impl != "mine":
-        return f"is from {shown(file.path)}{taken}"
+        return f"is from {place(file.path)}{taken}"
     return f"is yours ({_last_score(course, submission)}{taken})"
 
 

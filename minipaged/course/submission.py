@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minipaged.course.catalog import Course, Part, Stage, Task
+from minipaged.course.catalog import COUNTEREXAMPLE, Course, Part, Stage, Task
 from minipaged.course.stubs import is_stub, taken_by
 from minipaged.errors import CourseError
 
@@ -149,6 +149,13 @@ def part_path(course: Course, stage: Stage, part: Part, folder: Path | None) -> 
     if folder is None:
         return course.root / part.source
     return folder / stage.folder / f"{part.name}.py"
+
+
+def trace_path(course: Course, submission: Submission) -> Path | None:
+    """The file of a submission's counterexample; None where it is on no disk. The reference has
+    none of its own: the worked one stands for it."""
+    folder = course.root / "solutions" if submission.name == "ref" else submission.folder
+    return None if folder is None else folder / submission.stage.folder / COUNTEREXAMPLE
 
 
 def read_part(

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from minipaged.course.catalog import Counterexample, load_course
-from minipaged.course.counterexample import is_started, judge_trace, read_trace, trace_path
+from minipaged.course.counterexample import is_started, judge_trace, read_trace
 from minipaged.course.skeleton import counterexample_text
+from minipaged.course.submission import read_submission, trace_path
 from minipaged.errors import CourseError
 
 COURSE = load_course()
@@ -244,7 +245,8 @@ STAGES = [stage.key for stage in COURSE.stages if stage.counterexample]
 @pytest.mark.parametrize("key", STAGES)
 def test_the_solutions_trace_earns_the_points(key):
     stage = COURSE.stage(key)
-    verdict = judge_trace(COURSE, stage, trace_path(stage, COURSE.root / "solutions"))
+    trace = trace_path(COURSE, read_submission(COURSE, stage, "solutions"))
+    verdict = judge_trace(COURSE, stage, trace)
     assert verdict.message == ""
     assert verdict.found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from judge_course import GOOD, GOOD_TABLE, handed_in, make_course
 
+import minipaged
 from minipaged.course.judge import linux
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.limits import Limits
@@ -665,3 +667,22 @@ def test_a_line_without_end_is_refused_and_a_closed_channel_said():
         mine.close()
         with pytest.raises(Closed):
             Channel(theirs).receive(timeout=1)
+
+
+def test_another_checkout_in_the_same_environment_has_its_own_judge(tmp_path):
+    """The environment's package is this checkout's; the process is started by the other one's."""
+    package = Path(minipaged.__file__).parent
+    shutil.copytree(package, tmp_path / "minipaged", ignore=shutil.ignore_patterns("__pycache__"))
+    script = (
+        "import subprocess, sys; from minipaged.course.judge.isolated import command; "
+        "sys.exit(subprocess.call(command('inspect', 'minipaged', '--details')))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path.parent,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"Origin: {tmp_path}/minipaged/__init__.py" in told.stdout

@@ -210,6 +210,31 @@ def test_the_reference_is_the_reference():
         assert getattr(parts, field.name) is getattr(Parts(), field.name)
 
 
+def test_the_reference_needs_no_course(tmp_path):
+    """A package that was installed outside of a checkout has no course.toml."""
+    shutil.copytree(
+        ROOT / "minipaged", tmp_path / "minipaged", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    story = ["generate", "--model", "opt-stories", "--max-tokens", "4", "Once"]
+    for command in (["plan", "--model", "opt-13b"], story):
+        done = subprocess.run(
+            [sys.executable, "-m", "minipaged.cli", *command],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def test_a_part_without_a_seat_is_there_for_who_names_it():
+    parts = load_parts("solutions", ROOT, only=["naive", "sizing"])
+    assert [note.split(" is ")[0] for note in parts.notes] == ["parts: sizing", "parts: naive"]
+    naive = parts.module("minipaged.kvcache.naive")
+    assert naive.__file__ == str(ROOT / "solutions/stage01_contiguous/naive.py")
+    assert parts.module("minipaged.kvcache.buddy").__name__ == "minipaged.kvcache.buddy"
+
+
 def test_a_skeleton_falls_back_and_each_part_is_named_once(desk):
     parts = desk.load()
     assert parts.BlockAllocator is Parts().BlockAllocator

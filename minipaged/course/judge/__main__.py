@@ -1,5 +1,5 @@
-"""The judge's own process: ``python -I -m minipaged.course.judge``, a request on standard input,
-a line of JSON for each job on standard output."""
+"""The judge's own process: a request on standard input, a line of JSON for each job on standard
+output."""
 
 from __future__ import annotations
 

@@ -14,15 +14,17 @@ from typing import Any
 from minipaged.course.catalog import Course, Part, Stage
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.namespace import PartsNamespace, homes
-from minipaged.course.judge.rig import COUNTEREXAMPLE, Rig
-from minipaged.course.submission import PartFile, impl_folder, read_submission
+from minipaged.course.judge.rig import Rig
+from minipaged.course.source_module import run_as_module
+from minipaged.course.submission import PartFile, read_submission, trace_path
 from minipaged.errors import CourseError
 
 
 @contextmanager
 def in_process(course: Course, stage: Stage, impl: str) -> Iterator[Rig]:
     """A rig whose parts are loaded afresh, and forgotten afterwards."""
-    files = read_submission(course, stage, impl).files
+    submission = read_submission(course, stage, impl)
+    files = submission.files
     modules: dict[str, ModuleType] = {}
 
     def resolve(part: Part, symbol: str, graded: bool) -> Any:
@@ -36,9 +38,8 @@ def in_process(course: Course, stage: Stage, impl: str) -> Iterator[Rig]:
         return getattr(module, symbol)
 
     try:
-        folder = impl_folder(course, "solutions" if impl == "ref" else impl)
-        trace = folder / stage.folder / COUNTEREXAMPLE if folder else None
-        yield Rig(PartsNamespace(stage, homes(course), resolve), Lab(), trace)
+        parts = PartsNamespace(stage, homes(course), resolve)
+        yield Rig(parts, Lab(), trace_path(course, submission))
     finally:
         for module in modules.values():
             sys.modules.pop(module.__name__, None)
@@ -49,12 +50,7 @@ def _load(file: PartFile) -> ModuleType:
         raise CourseError(f"there is no {file.path}: `minipaged sync` writes it")
     if file.error:
         raise CourseError(f"{file.path} cannot be loaded: {file.error}")
-    # Dataclasses and pickles look their module up by its name.
     name = next(
         name for i in count() if (name := f"submission_{i}_{file.part.name}") not in sys.modules
     )
-    module = ModuleType(name)
-    module.__file__ = str(file.path)
-    sys.modules[name] = module
-    exec(compile(file.source, str(file.path), "exec"), module.__dict__)
-    return module
+    return run_as_module(name, str(file.path), file.source)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from minipaged.course.judge import linux
+from minipaged.course.judge import isolated, linux
 from minipaged.course.judge.wire import Channel, WireError
 from minipaged.course.judge.worker import Confinement
 
@@ -31,8 +30,6 @@ class WarmParent:
         self.channel = Channel(mine)
         self.rss = 0
         self.gone = False
-        module = "minipaged.course.judge.warm"
-        command = [sys.executable, "-I", "-m", module, str(theirs.fileno())]
         environment = {
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
@@ -42,7 +39,9 @@ class WarmParent:
         mark = f"{os.getpid()}.{time.monotonic_ns()}"
         with theirs:
             self.process = subprocess.Popen(
-                command + ["torch"] * with_torch,
+                isolated.command(
+                    "minipaged.course.judge.warm", str(theirs.fileno()), *["torch"] * with_torch
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

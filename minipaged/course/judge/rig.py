@@ -10,9 +10,6 @@ from typing import Any
 
 from minipaged.course.catalog import Course, Stage
 
-#: Name of the file, beside the parts.
-COUNTEREXAMPLE = "counterexample.toml"
-
 
 @dataclass(frozen=True)
 class Rig:

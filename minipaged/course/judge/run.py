@@ -8,7 +8,6 @@ import json
 import os
 import pwd
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -21,13 +20,12 @@ import psutil
 
 import minipaged
 from minipaged.course.catalog import FILE, Course, Stage
-from minipaged.course.judge import linux
+from minipaged.course.judge import isolated, linux
 from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import kill_all
 from minipaged.course.judge.results import CheckResult as CheckResult
 from minipaged.course.judge.results import Judged as Judged
-from minipaged.course.judge.rig import COUNTEREXAMPLE
-from minipaged.course.submission import Submission
+from minipaged.course.submission import Submission, trace_path
 from minipaged.errors import CourseError
 
 #: Seconds for one stage and one submission; a solution takes a tenth of it.
@@ -124,13 +122,12 @@ def _job(
         if name not in known:
             raise CourseError(f"stage {stage.key} has no check {name!r}: {', '.join(known)}")
     # A worked answer re-exports the reference, so it needs it; nobody else gets it.
-    folder = course.root / "solutions"
-    trusted = submission.name == "solutions" and submission.folder == folder
-    traces = folder if submission.name == "ref" else submission.folder
+    trusted = submission.name == "solutions" and submission.folder == course.root / "solutions"
+    trace = trace_path(course, submission)
     return {
         "trusted": trusted,
         "again": False,
-        "trace": None if traces is None else str(traces / stage.folder / COUNTEREXAMPLE),
+        "trace": None if trace is None else str(trace),
         "sources": {
             name: [str(file.path), file.source]
             for name, file in submission.files.items()
@@ -211,13 +208,12 @@ def _read(stage: Stage, job: dict[str, Any], line: str | None, note: str) -> Jud
 # --------------------------------------------------------------------------- the process
 def _ask(request: str, timeout: float) -> tuple[list[str], str]:
     """A line for each job that the judge has finished, and why there are no more."""
-    command = [sys.executable, "-I", "-m", "minipaged.course.judge"]
     # What a user's shell says of pytest is not for graded tests.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", OMP_NUM_THREADS="1")
     with _nothing_left(), tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command,
+            isolated.command("minipaged.course.judge.__main__"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -4,7 +4,7 @@ and tells the judge how each ended. It never runs a submission.
 In it the modules of the graded stage are their skeletons, so importing the answer earns nothing;
 those of all other stages are the reference.
 
-``python -I -m minipaged.course.judge.warm FD [torch]``: FD is a socket to the judge.
+Its arguments are FD [torch]: FD is a socket to the judge.
 """
 
 from __future__ import annotations

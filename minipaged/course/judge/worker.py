@@ -24,6 +24,7 @@ from minipaged.course.judge import linux
 from minipaged.course.judge.guard import Guard
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.wire import Channel, Closed, WireError, decode, encode
+from minipaged.course.source_module import run_as_module
 
 #: Frames of a traceback that are sent: the innermost.
 _FRAMES = 4
@@ -175,14 +176,8 @@ class Worker:
         return getattr(self.modules[part], name)
 
     def load(self, part: str) -> ModuleType:
-        path, text = self.sources[part]
-        # Tracebacks and inspect show lines of a file that this process may not be able to read.
-        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-        module = ModuleType(part)
-        module.__file__ = path
-        sys.modules[part] = module  # dataclasses look for it
-        exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
-        return module
+        # From memory: this process may not be able to read the file.
+        return run_as_module(part, *self.sources[part])
 
     def arguments(self, request: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         args = [self.received(value) for value in request["args"]]
