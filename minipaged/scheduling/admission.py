@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from minipaged.contracts import Batch, KVManager
     from minipaged.sequence import SequenceGroup
 
-OK = AdmissionDecision(Verdict.OK)
-
 
 class Admission:
     """Decides on one group, given what the step holds already.
@@ -32,29 +30,71 @@ class Admission:
         self.kv = kv
         self.watermark_blocks = watermark_blocks
 
-    def decide(self, group: SequenceGroup, tokens: int, batch: Batch) -> AdmissionDecision:
-        """OK, LATER or NEVER.
+    def over_limit(self, group: SequenceGroup, tokens: int, batch: Batch) -> str:
+        """The limit that a step would break if the group joined it with this many tokens.
 
-        Args:
-            tokens: those that the group must compute before it can sample. With chunked
-                prefill one token of budget is enough to begin.
+        Two limits of the configuration hold for a step, and both may be reached, but not passed:
+
+        * ``max_num_seqs`` for the places that the groups take. Those of the batch are counted in
+          it; the group's own are ``group.places(config.count_max_seqs)``.
+        * ``max_num_batched_tokens`` for the tokens that the step computes. It does not hold for a
+          group that joins an empty batch: a prompt longer than the budget runs alone.
+
+        Returns:
+            ``"sequence limit"`` or ``"token budget"``; the first if it is both; an empty string
+            if it is neither.
+
+        Example (8 sequences and 20 tokens a step): to a batch of 15 tokens and 6 places, a group
+        that may fork into 2 can come with 5 tokens, and not with 6.
         """
-        if not group.started:
-            reason = self._impossible(group)
-            if reason:
-                return AdmissionDecision(Verdict.NEVER, reason)
         places = group.places(self.config.count_max_seqs)
         if batch.num_seqs + places > self.config.max_num_seqs:
-            return AdmissionDecision(Verdict.LATER, "sequence limit")
-        least = 1 if self.config.chunked_prefill else tokens
-        if batch.num_tokens + least > self.config.max_num_batched_tokens and not batch.empty:
-            return AdmissionDecision(Verdict.LATER, "token budget")
-        if not self.kv.fits(group, headroom=0 if batch.empty else self.watermark_blocks):
-            return AdmissionDecision(Verdict.LATER, "memory")
-        return OK
+            return "sequence limit"
+        if batch.num_tokens + tokens > self.config.max_num_batched_tokens and not batch.empty:
+            return "token budget"
+        return ""
 
-    def _impossible(self, group: SequenceGroup) -> str:
-        """Why the group can never run here, or an empty string."""
+    def shortage(self, group: SequenceGroup, tokens: int, batch: Batch) -> str:
+        """What the group must wait for, before it can be admitted to this batch.
+
+        The limits of the step come first (:meth:`over_limit`). Where prefill is chunked
+        (``config.chunked_prefill``), one token of budget is enough to begin. Then memory: the block
+        manager must have room for the group that leaves the watermark free (``kv.fits``), or, for a
+        group that joins an empty batch, room for the group.
+
+        Args:
+            tokens: those that the group must compute before it can sample.
+
+        Returns:
+            ``"sequence limit"``, ``"token budget"`` or ``"memory"``, the first of them that it
+            must wait for; an empty string if nothing is in its way.
+
+        Example (10 blocks free, a watermark of 2): a prompt of 9 blocks waits for memory as long as
+        anything runs; alone it can start.
+        """
+        least = 1 if self.config.chunked_prefill else tokens
+        limit = self.over_limit(group, least, batch)
+        if limit:
+            return limit
+        headroom = 0 if batch.empty else self.watermark_blocks
+        return "" if self.kv.fits(group, headroom) else "memory"
+
+    def refusal(self, group: SequenceGroup) -> str:
+        """Why a group that has not started can never run in this engine, however long it waits.
+
+        There are three such reasons. If several hold, the first is given:
+
+        * It asks for more sequences than ``max_num_seqs`` (``group.params.width``).
+        * Its prompt leaves no room for an output: ``max_model_len`` counts prompt and output
+          together, and there is at least one token of output.
+        * The pool is too small for it, even when nothing else is in it (``kv.fits_ever``).
+
+        Returns:
+            A sentence for whoever sent the request, that has the value and the limit as numbers:
+            the sequences asked for and ``max_num_seqs``; the tokens of the prompt and
+            ``max_model_len``; the blocks that it needs (``kv.blocks_needed``) and those that the
+            pool has (``kv.num_usable_gpu_blocks``). An empty string if it can run some day.
+        """
         prompt = group.live[0].num_tokens
         if group.params.width > self.config.max_num_seqs:
             return (
@@ -73,3 +113,20 @@ class Admission:
                 f"{self.kv.block_size}, the whole pool has {pool}"
             )
         return ""
+
+    def decide(self, group: SequenceGroup, tokens: int, batch: Batch) -> AdmissionDecision:
+        """OK, LATER or NEVER.
+
+        NEVER, with the reason, for a group with a :meth:`refusal`. It is decided once and for all
+        at the first admission: a group that has started, and comes back after a preemption, has
+        run here before, and is not refused. Otherwise LATER for one with a :meth:`shortage`, with
+        that as the reason; otherwise OK.
+
+        Args:
+            tokens: those that the group must compute before it can sample.
+        """
+        reason = "" if group.started else self.refusal(group)
+        if reason:
+            return AdmissionDecision(Verdict.NEVER, reason)
+        reason = self.shortage(group, tokens, batch)
+        return AdmissionDecision(Verdict.LATER if reason else Verdict.OK, reason)

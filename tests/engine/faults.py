@@ -84,6 +84,7 @@ def _functions(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionTy
 
 COW, SWAP, MANAGER = "kvcache.copy_on_write", "kvcache.swap", "kvcache.manager"
 ADMISSION, SCHEDULER = "scheduling.admission", "scheduling.scheduler"
+QUEUES = "scheduling.queues"
 PREEMPTION, ENGINE = "scheduling.preemption", "engine"
 
 FAULTS = [
@@ -115,8 +116,8 @@ FAULTS = [
     Fault(
         "one_copy_of_a_step_is_lost",
         SCHEDULER,
-        "                plan.copies += self.kv.append([group])\n                self._decode",
-        "                self.kv.append([group])\n                self._decode",
+        "                plan.copies += self.kv.append([group])\n                self.decode",
+        "                self.kv.append([group])\n                self.decode",
         "A group that comes back from the host has just been copied.",
         ("I7",),
     ),
@@ -155,11 +156,11 @@ FAULTS = [
     Fault(
         "forks_see_the_next_token",
         SCHEDULER,
-        "            continued += [(self._fork(group, seq, child), child) for child in mine[1:]]\n"
+        "            continued += [(self.fork(group, seq, child), child) for child in mine[1:]]\n"
         "            continued += [(seq, child) for child in mine[:1]]\n",
         "            for child in mine[:1]:\n"
-        "                self._append(group, seq, child)\n"
-        "            continued += [(self._fork(group, seq, child), child) for child in mine[1:]]\n",
+        "                self.append(group, seq, child)\n"
+        "            continued += [(self.fork(group, seq, child), child) for child in mine[1:]]\n",
         "The parent goes on first, then it is forked.",
         ("I4",),
     ),
@@ -206,8 +207,8 @@ FAULTS = [
     Fault(
         "swap_both_ways_in_one_step",
         SCHEDULER,
-        "        if not plan.swap_out:\n            self._resume(plan)\n",
-        "        self._resume(plan)\n",
+        "        if not plan.swap_out:\n            self.resume(plan)\n",
+        "        self.resume(plan)\n",
         "What room a swap-out leaves may be swapped in at once.",
         ("I5",),
     ),
@@ -222,7 +223,7 @@ FAULTS = [
     # ------------------------------------------------------------------ recompute
     Fault(
         "recompute_drops_the_last_token",
-        SCHEDULER,
+        QUEUES,
         "            missing = seq.num_tokens - several - seq.num_computed\n",
         "            missing = seq.num_tokens - (several or group.started) - seq.num_computed\n",
         "Only what was in the cache has to be computed again.",
@@ -270,7 +271,7 @@ FAULTS = [
     ),
     Fault(
         "refill_computes_shared_blocks_again",
-        SCHEDULER,
+        QUEUES,
         "            seq.num_computed = start\n",
         "            seq.num_computed = 0\n",
         "Each sibling computes its own tokens, all of them.",
@@ -286,7 +287,7 @@ FAULTS = [
     ),
     Fault(
         "a_failed_step_is_repeated",
-        SCHEDULER,
+        QUEUES,
         "        for group in touched:\n",
         "        for group in touched[:0]:\n",
         "A step that failed has done nothing, so it can be done again.",
@@ -295,7 +296,7 @@ FAULTS = [
     # ------------------------------------------------------------------ positions
     Fault(
         "decode_one_position_late",
-        SCHEDULER,
+        QUEUES,
         "Span(seq_id, len(tokens) - 1, [tokens[-1]], block_table(seq_id))",
         "Span(seq_id, len(tokens), [tokens[-1]], block_table(seq_id))",
         "The next token stands after all tokens so far.",
@@ -303,7 +304,7 @@ FAULTS = [
     ),
     Fault(
         "chunk_is_a_token_short",
-        SCHEDULER,
+        QUEUES,
         "            tokens, table = seq.token_ids[start:stop]",
         "            tokens, table = seq.token_ids[start : stop - (start > 0)]",
         "The end of a chunk is its last position.",
@@ -311,7 +312,7 @@ FAULTS = [
     ),
     Fault(
         "decode_feeds_the_token_before",
-        SCHEDULER,
+        QUEUES,
         "[tokens[-1]]",
         "[tokens[-2]]",
         "The last token is the one that comes out.",
@@ -319,7 +320,7 @@ FAULTS = [
     ),
     Fault(
         "chunk_begins_one_late",
-        SCHEDULER,
+        QUEUES,
         "            start, stop = seq.num_computed, seq.num_computed + count\n",
         "            start, stop = seq.num_computed + bool(seq.num_computed), "
         "seq.num_computed + count\n",
@@ -328,7 +329,7 @@ FAULTS = [
     ),
     Fault(
         "every_chunk_samples",
-        SCHEDULER,
+        QUEUES,
         "            sample = not several and count == missing\n",
         "            sample = not several\n",
         "Each pass over a prompt ends with a token.",
@@ -361,7 +362,7 @@ FAULTS = [
     ),
     Fault(
         "back_to_the_end_of_the_queue",
-        SCHEDULER,
+        QUEUES,
         '        bisect.insort(queue, group, key=attrgetter("order"))\n',
         "        queue.append(group)\n",
         "Who is preempted queues again.",
@@ -370,14 +371,14 @@ FAULTS = [
     Fault(
         "admission_ignores_the_watermark",
         ADMISSION,
-        "headroom=0 if batch.empty else self.watermark_blocks",
-        "headroom=0",
+        "headroom = 0 if batch.empty else self.watermark_blocks",
+        "headroom = 0",
         "A block that is free can be used.",
         ("watermark",),
     ),
     Fault(
         "admission_counts_one_sequence_a_group",
-        SCHEDULER,
+        QUEUES,
         "sum(group.places(self.config.count_max_seqs) for group in self.running)",
         "len(self.running)",
         "A request is a sequence.",
@@ -386,7 +387,7 @@ FAULTS = [
     Fault(
         "admission_ignores_the_budget",
         ADMISSION,
-        "        if batch.num_tokens + least > self.config.max_num_batched_tokens"
+        "        if batch.num_tokens + tokens > self.config.max_num_batched_tokens"
         " and not batch.empty:\n",
         "        if batch.num_tokens > self.config.max_num_batched_tokens and not batch.empty:\n",
         "The budget is used up once it is exceeded.",
@@ -395,8 +396,8 @@ FAULTS = [
     Fault(
         "never_is_later",
         ADMISSION,
-        "        if not group.started:\n",
-        "        if group.started:\n",
+        '"" if group.started else self.refusal(group)',
+        '"" if not group.started else self.refusal(group)',
         "Sooner or later there will be room.",
         ("refusal",),
     ),
@@ -417,10 +418,10 @@ FAULTS = [
     ),
     Fault(
         "finished_siblings_keep_their_blocks",
-        SCHEDULER,
-        "        self._drop(group, seq)\n        seq.finish_reason = finish\n",
+        QUEUES,
+        "        self.drop(group, seq)\n        seq.finish_reason = finish\n",
         "        if group.seqs.keys() == {seq.seq_id}:\n"
-        "            self._drop(group, seq)\n"
+        "            self.drop(group, seq)\n"
         "        else:\n"
         "            seq.status = Status.FINISHED\n"
         "            del group.seqs[seq.seq_id]\n"
@@ -431,14 +432,14 @@ FAULTS = [
     Fault(
         "losing_beams_keep_their_blocks",
         SCHEDULER,
-        "            if not by_parent[seq.seq_id]:\n                self._drop(group, seq)\n",
+        "            if not by_parent[seq.seq_id]:\n                self.drop(group, seq)\n",
         "            if not by_parent[seq.seq_id]:\n                del group.seqs[seq.seq_id]\n",
         "A beam that nobody continues is simply forgotten.",
         ("I1",),
     ),
     Fault(
         "abort_forgets_the_swapped",
-        SCHEDULER,
+        QUEUES,
         "        for queue in (self.waiting, self.running, self.swapped):\n",
         "        for queue in (self.waiting, self.running):\n",
         "A request waits or runs.",
@@ -446,8 +447,8 @@ FAULTS = [
     ),
     Fault(
         "abort_keeps_the_blocks",
-        SCHEDULER,
-        '                    self._end(group, "abort", None)\n',
+        QUEUES,
+        '                    self.end(group, "abort", None)\n',
         "                    for seq in group.live:\n"
         "                        seq.finish_reason = 'abort'\n"
         "                        seq.status = Status.FINISHED\n"
@@ -459,7 +460,7 @@ FAULTS = [
     Fault(
         "refusals_are_silent",
         SCHEDULER,
-        '                self._end(group, "error", decision.reason)\n',
+        '                self.end(group, "error", decision.reason)\n',
         "",
         "What cannot run leaves the queue.",
         ("I11", "Stuck"),
@@ -474,7 +475,7 @@ FAULTS = [
     ),
     Fault(
         "the_oldest_sibling_gives_up",
-        SCHEDULER,
+        QUEUES,
         "group.live if group.params.use_beam_search else group.live[-1:]",
         "group.live if group.params.use_beam_search else group.live[:1]",
         "Any sibling may end for want of memory.",
