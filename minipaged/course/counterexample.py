@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any
 
 from minipaged.course.catalog import COUNTEREXAMPLE, Counterexample, Course, Part, Stage
+from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.namespace import homes
 from minipaged.course.mutants import apply, find_mutant, reference_source
 from minipaged.course.testing import state_of
@@ -68,7 +69,7 @@ def read_trace(path: Path) -> list[str]:
     trace = data.get("trace")
     if not isinstance(trace, list) or not all(isinstance(text, str) for text in trace):
         raise CourseError(
-            f'{path.name}: trace must be a list of strings, as trace = ["a = pool.allocate()"]'
+            f"{path.name}: trace must be a list of strings, one for each operation, in brackets"
         )
     return trace
 
@@ -211,7 +212,7 @@ class _Side:
 
     def __init__(self, asked: Counterexample, symbol: Callable[[str], Any]) -> None:
         self.observe = asked.observe
-        self.values: dict[str, Any] = {"state_of": state_of}
+        self.values: dict[str, Any] = {"state_of": state_of, "lab": Lab()}
         self.values |= {name: symbol(name) for name in asked.functions}
         for name, made in asked.names.items():
             for node in ast.walk(ast.parse(made)):
@@ -291,12 +292,12 @@ def _compare(
                 return Verdict("", _difference(operation, expression, value, other[expression]))
         if operation.target is not None and error is not None:
             lost[operation.target] = f"{operation.label}, ended with {right}"
-    state = ", ".join(f"{expression} is {value}" for expression, value in seen.items())
     count = "the one operation" if len(operations) == 1 else f"all {len(operations)} operations"
+    ends = [f"the last call gives {right}"]
+    ends += [f"{expression} is {value}" for expression, value in seen.items()]
     return Verdict(
         f"the trace shows no difference: after {count} a right implementation and one that "
-        f"believes the claim agree, {state}; the last call gives {right}. "
-        f"The claim: {asked.claim}"
+        f"believes the claim agree: {', '.join(ends)}.\nThe claim: {one_line(asked.claim)}"
     )
 
 

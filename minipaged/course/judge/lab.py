@@ -119,6 +119,28 @@ class Lab:
             group.seqs[seq.seq_id] = seq
         return group
 
+    def scheduling(self, scheduler: Any, admission: Any = None, **options: Any) -> Any:
+        """A scheduler at work, over a small pool and a scripted preemption.
+
+        Args:
+            scheduler, admission: the classes; without an admission, a scripted one.
+            options: of :class:`minipaged.course.judge.scheduling_lab.Trial`.
+        """
+        from minipaged.course.judge.scheduling_lab import Trial
+
+        return Trial(scheduler, admission, **options)
+
+    def admission(self, admission: Any, **options: Any) -> Any:
+        """An admission, to be asked about one group at a time.
+
+        Args:
+            admission: the class.
+            options: of :class:`minipaged.course.judge.scheduling_lab.Desk`.
+        """
+        from minipaged.course.judge.scheduling_lab import Desk
+
+        return Desk(admission, **options)
+
     def block_tables(self, block_size: int, tables: Mapping[int, list[int]]) -> Any:
         """A KV manager to look at: it has these tables, and nothing else."""
         return BlockTables(block_size, tables)
@@ -180,7 +202,8 @@ class Lab:
         Args:
             prompt: how many of the tokens are the prompt.
             tokens: of each sequence, prompt and output.
-            first_id: the sequences are numbered from here on, and this is the request's number.
+            first_id: the sequences are numbered from here on; the request's number, too, and its
+                place in the order of arrival.
             ended: those of them, counted from 0, that have ended.
             computed: tokens of the first that are in the cache so far, of a group that is still
                 being computed.
@@ -191,7 +214,7 @@ class Lab:
 
         first = Stream(first_id, tokens[0][:prompt])
         params = SamplingParams(n=len(tokens), max_tokens=None)
-        group = SequenceGroup(f"r{first_id}", first, params)
+        group = SequenceGroup(f"r{first_id}", first, params, arrival_index=first_id)
         group.started, group.prefilling = computed is None, computed is not None
         for index, ids in enumerate(tokens):
             seq = first.fork(first_id + index, index) if index else first
