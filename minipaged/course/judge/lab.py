@@ -62,6 +62,12 @@ class Lab:
             **(defaults | others),
         )
 
+    def serve(self, requests: Sequence[Mapping[str, Any]], **engine: Any) -> dict[str, Any]:
+        """Requests through the whole engine, as :func:`minipaged.course.judge.serving.serve`."""
+        from minipaged.course.judge.serving import serve
+
+        return serve(requests, **engine)
+
     def empty(self, owner: Any, name: str) -> None:
         """Read a list that an object gives, and take everything out of it, as a careless caller
         may: that must not show in the object.
