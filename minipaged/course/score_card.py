@@ -34,13 +34,13 @@ def make_console(file: IO[str] | None = None) -> Console:
     return Console(file=file or sys.stdout, highlight=False, markup=False, emoji=False, width=width)
 
 
-def put(console: Console, *lines: RenderableType) -> None:
+def put(console: Console, *lines: RenderableType, wrap: bool = True) -> None:
     """Print; in a pipe without the blanks that fill a line up."""
     if console.is_terminal:
-        console.print(*lines, sep="\n")
+        console.print(*lines, sep="\n", soft_wrap=not wrap)
         return
     with console.capture() as capture:
-        console.print(*lines, sep="\n")
+        console.print(*lines, sep="\n", soft_wrap=not wrap)
     for line in capture.get().splitlines():
         console.file.write(line.rstrip() + "\n")
 
@@ -251,11 +251,8 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
 
 
 def show_next(console: Console, step: NextStep) -> None:
-    """The last thing on the screen."""
+    """The last thing on the screen. A row is one line, however long: it is there to be copied."""
     put(console, Text(step.heading, "bold"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    width = max(len(what) for what, _ in step.rows)
     for what, how in step.rows:
-        table.add_row(f"  {what}", Text(how))
-    put(console, table)
+        put(console, Text.assemble((f"  {what:<{width}}  ", "dim"), how), wrap=False)
