@@ -179,12 +179,15 @@ def _checks(stages: Sequence[Stage], args: argparse.Namespace) -> list[Check]:
             "--check takes one stage and writes no report, as `minipaged grade 2 --check NAME`"
         )
     known = {check.name: check for check in stages[0].checks()}
-    for name in args.check:
+    found = []
+    for asked in args.check:
+        name = "_".join(asked.split())  # a title, as the screen shows it, is a name with blanks
         if name not in known:
             raise CourseError(
-                f"stage {stages[0].key} has no check {name!r}; it has: {', '.join(known)}"
+                f"stage {stages[0].key} has no check {asked!r}; it has: {', '.join(known)}"
             )
-    return [known[name] for name in args.check]
+        found.append(known[name])
+    return found
 
 
 def _grade_stages(
