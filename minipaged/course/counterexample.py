@@ -297,7 +297,7 @@ def _compare(
     ends += [f"{expression} is {value}" for expression, value in seen.items()]
     return Verdict(
         f"the trace shows no difference: after {count} a right implementation and one that "
-        f"believes the claim agree: {', '.join(ends)}.\nThe claim: {one_line(asked.claim)}"
+        f"believes the claim agree: {', '.join(ends)}.\nThe claim: {' '.join(asked.claim.split())}"
     )
 
 

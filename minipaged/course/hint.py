@@ -18,7 +18,7 @@ class Hint:
     Attributes:
         id: ``3.2``, or ``3.counterexample``.
         question, pointer: the two tiers.
-        can_be_taken: does ``minipaged unstick`` have an answer?
+        claim: of a counterexample, which has no answer to be taken; empty for a task.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Hint:
     lesson: str
     question: str
     pointer: str
-    can_be_taken: bool
+    claim: str = ""
 
 
 def hints(course: Course) -> dict[str, Hint]:
@@ -36,13 +36,19 @@ def hints(course: Course) -> dict[str, Hint]:
     for stage in course.stages:
         for task in stage.tasks:
             found[task.id] = Hint(
-                task.id, task.title, task.points, stage.lesson, task.question, task.pointer, True
+                task.id, task.title, task.points, stage.lesson, task.question, task.pointer
             )
         asked = stage.counterexample
         if asked is not None:
             name = f"{stage.key}.counterexample"
             found[name] = Hint(
-                name, asked.claim, asked.points, stage.lesson, asked.question, asked.pointer, False
+                name,
+                "The counterexample",
+                asked.points,
+                stage.lesson,
+                asked.question,
+                asked.pointer,
+                asked.claim,
             )
     return found
 
@@ -58,11 +64,13 @@ def hint_text(course: Course, name: str, more: bool) -> str:
         raise CourseError(f"there is no task {name!r}: the tasks are {', '.join(known)}")
     hint = known[name]
     lines = [f"{hint.id}  {hint.title} ({hint.points} points, {hint.lesson})", ""]
+    if hint.claim:
+        lines += [*_paragraph(f"The claim: {hint.claim}"), ""]
     lines += _paragraph(hint.question)
     if not more:
         return "\n".join([*lines, "", f"A pointer: {program()} hint {hint.id} --more"])
     lines += ["", *_paragraph(hint.pointer)]
-    if hint.can_be_taken:
+    if not hint.claim:
         lines += ["", f"The answer itself, for no points: {program()} unstick {hint.id}"]
     return "\n".join(lines)
 
@@ -84,5 +92,5 @@ def run(args: argparse.Namespace) -> int:
         print(hint_text(course, args.task, args.more))
         return 0
     for hint in hints(course).values():
-        print(f"{program()} hint {hint.id:<16}  {textwrap.shorten(hint.title, 60)}")
+        print(f"{program()} hint {hint.id:<16}  {hint.title}")
     return 0

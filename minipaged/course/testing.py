@@ -7,6 +7,8 @@ another: it must not depend on addresses, timings or the order of a set.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -22,11 +24,13 @@ def expect(got: Any, want: Any, why: str) -> None:
         why: what was done and what must hold, in words; it starts the message.
 
     Raises:
-        AssertionError: "<why>: expected <want>, got <got>".
+        AssertionError: "<why>: expected <want>, got <got>"; with the types of both, where nothing
+            else tells them apart.
     """
     same = type(got) is type(want) if isinstance(want, bool | int | float) else True
     if not (same and got == want):
-        raise AssertionError(f"{why}: expected {want!r}, got {got!r}")
+        tell = _with_type if not same and got == want else repr
+        raise AssertionError(f"{why}: expected {tell(want)}, got {tell(got)}")
 
 
 class expect_error:
@@ -62,6 +66,24 @@ class expect_error:
                     f"and is {str(error)!r}"
                 )
         return True
+
+
+@contextmanager
+def expect_no_error(why: str) -> Iterator[None]:
+    """``with expect_no_error("the last free block is asked for"): pool.allocate()``: what the
+    body raises is told together with the fact that nothing was to be refused."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{why}: expected no error, got {_told(error)}") from error
+
+
+def _with_type(value: Any) -> str:
+    """``7 (an int)``."""
+    kind = type(value).__name__
+    return f"{value!r} ({'an' if kind[0] in 'aeiou' else 'a'} {kind})"
 
 
 def _told(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from dataclasses import replace
 
@@ -63,9 +64,28 @@ def test_an_error_on_one_side_is_a_difference(judged):
 
 def test_no_difference_is_told_with_the_state(judged):
     message = judged(GOOD[:2]).message
-    assert "no difference: after all 2 operations" in message
-    assert "state_of(pool) is free:{1 2 3} refs{0:2}" in message
-    assert ASKED.claim in message
+    assert message == (
+        "the trace shows no difference: after all 2 operations a right implementation and one "
+        "that believes the claim agree: the last call gives None, pool.num_free is 3, "
+        "state_of(pool) is free:{1 2 3} refs{0:2}.\nThe claim: It is enough to mark a block as "
+        "shared."
+    )
+
+
+def test_the_claim_is_told_in_one_line_whatever_is_observed(judged):
+    stage = replace(STAGE, counterexample=replace(ASKED, observe=(), claim="It is\nenough."))
+    message = judged(GOOD[:1], stage).message
+    assert message.endswith("agree: the last call gives 0.\nThe claim: It is enough.")
+
+
+def test_graded_tests_speak_to_students_and_never_by_a_bare_assertion():
+    tests = [path for stage in COURSE.stages
+             for path in (COURSE.root / "tests" / stage.folder).glob("*.py")]  # fmt: skip
+    assert tests
+    for path in tests:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bare = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        assert not bare, f"{path.name}, lines {bare}: pytest would show the expression"
 
 
 def test_what_both_sides_refuse_is_no_difference(judged):

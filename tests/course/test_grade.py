@@ -250,6 +250,8 @@ def test_one_check(command, desk):
     status, out, _ = command("7", "--check", "it_counts", failed={"it_counts": "2 is not 1"})
     assert status == 1
     assert "2 is not 1" in out
+    status, out, _ = command("7", "--check", "it counts")  # as the screen shows it
+    assert (status, command.asked[0][2]) == (0, ["it_counts"])
 
 
 def test_a_check_of_robustness_brings_its_parent(command, desk):

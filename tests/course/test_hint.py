@@ -32,7 +32,9 @@ def test_then_the_pointer(capsys):
 
 
 def test_a_counterexample_has_hints_and_no_answer(capsys):
-    assert "When does a count show?" in told(capsys, "7.counterexample")
+    text = told(capsys, "7.counterexample")
+    assert text.startswith("7.counterexample  The counterexample (")
+    assert text.index("The claim: ") < text.index("When does a count show?")
     text = told(capsys, "7.counterexample", "--more")
     assert "Take twice." in text
     assert "unstick" not in text

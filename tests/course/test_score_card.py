@@ -10,8 +10,15 @@ from fakes import BOX, FakeJudge, judged, small_course, stubbed
 from rich.console import Console
 
 from minipaged.course.grade import grade_stage
+from minipaged.course.next_step import NextStep
 from minipaged.course.progress import ScoreRecord
-from minipaged.course.score_card import show_check, show_progress, show_stage, show_total
+from minipaged.course.score_card import (
+    show_check,
+    show_next,
+    show_progress,
+    show_stage,
+    show_total,
+)
 from minipaged.course.scores import runnable, score
 from minipaged.course.submission import read_submission, submission_in_memory
 
@@ -133,6 +140,16 @@ def test_a_check_without_a_result_earns_nothing(course, stage):
 
 
 # --------------------------------------------------------------------------- the card
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_command_is_shown_on_one_line_however_narrow_the_screen(terminal):
+    command = 'minipaged generate "Once upon a time" --model opt-stories --raw --parts mine'
+    file = io.StringIO()
+    console = Console(file=file, width=40, force_terminal=terminal, color_system=None)
+    show_next(console, NextStep("Stage 7 is whole.", (("use it", command), ("", "minipaged demo"))))
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert lines == ["Stage 7 is whole.", f"  use it  {command}", "          minipaged demo"]
+
+
 def test_the_card_shows_points_and_failures(course):
     result = graded(course, BOX, {"it_gives_the_newest_first": "take(): expected 8, got 7\nmore"})
     text = shown(show_stage, result)

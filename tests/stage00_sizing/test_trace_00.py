@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 def test_counterexample(counterexample):
-    assert not counterexample.message, counterexample.message
+    if counterexample.message:
+        pytest.fail(counterexample.message, pytrace=False)

@@ -21,6 +21,9 @@ _GIVEN = 500
 #: Whole numbers of an array that are shown one by one.
 _NUMBERS = 32
 
+#: What a value is when it is not an object of the submission.
+_PLAIN = (bool, int, float, str, list, tuple, set, dict, type(None))
+
 
 class Transcript:
     """Calls and what they gave, with a name for each object that a test has made."""
@@ -69,6 +72,10 @@ def shown(value: Any) -> str:
         return f"array{list(value.shape)} {value.dtype}"
     if isinstance(value, np.generic):
         return repr(value.item())
+    if isinstance(value, list) and len(value) > 1 and not isinstance(value[0], _PLAIN):
+        first, *others = map(repr, value)
+        if set(others) == {first}:
+            return f"[{first}, {len(value)} times]"  # objects that have no name of their own
     return cut(repr(value), 80)
 
 
