@@ -37,6 +37,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A stage's tests come in the order of its checks, whatever files they are in: with ``-x`` they
+    stop at the first task that is not whole."""
+    places: dict[Path, list[int]] = {}
+    for i, item in enumerate(items):
+        places.setdefault(item.path.parent, []).append(i)
+    for folder, here in places.items():
+        try:
+            _, stage = _graded_in(config, folder)
+        except CourseError:
+            continue  # tests of something else
+        order = {f"test_{check.name}": i for i, check in enumerate(stage.checks())}
+        found = [items[i] for i in here]
+        found.sort(key=lambda item: order.get(getattr(item, "originalname", item.name), len(order)))
+        for i, item in zip(here, found):
+            items[i] = item
+
+
 @pytest.fixture
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """The implementation under test, fresh for each test."""
@@ -92,9 +110,17 @@ def _in_process(course: Course, stage: Stage, impl: str) -> Any:
 
 
 def _graded(request: pytest.FixtureRequest) -> tuple[Course, Stage]:
-    """The course and stage that a test belongs to, by the folder that it is in."""
-    folder = Path(request.path).parent
-    known = request.config.stash.setdefault(_STAGES, {})
+    """The course and stage that a test belongs to."""
+    return _graded_in(request.config, Path(request.path).parent)
+
+
+def _graded_in(config: pytest.Config, folder: Path) -> tuple[Course, Stage]:
+    """The course and stage whose graded tests are in a folder.
+
+    Raises:
+        CourseError: those of no stage are.
+    """
+    known = config.stash.setdefault(_STAGES, {})
     if folder not in known:
         root = find_root(folder)
         course = load_course(root)
