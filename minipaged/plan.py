@@ -1,7 +1,7 @@
 """``minipaged plan``: what fits on which card, before anything is loaded.
 
 Weights, KV bytes a token, slots and blocks of a model on a GPU, and the paper's table 1 derived
-from the two. Needs no GPU and no weights.
+from the two; and what a preemption costs, with the paper's figure 19a. Needs no GPU and no weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from minipaged.errors import MinipagedError
 from minipaged.hardware import GPUS, GiB, Gpu
 from minipaged.kvcache import sizing
 from minipaged.models.catalog import CATALOG, parameter_count
+from minipaged.scheduling import transfer_cost
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -264,7 +265,172 @@ def table1(arithmetic: ModuleType = sizing) -> list[Table1Row]:
     return rows
 
 
+# --------------------------------------------------------------------------- preemption
+#: What a prefill reaches of a card's peak FLOP/s: as on the A100 of figure 19a.
+FLOPS_UTILIZATION = 0.54
+#: What a long transfer between a card and pinned host memory reaches of a link's nominal bandwidth:
+#: 25 GB/s of the 32 of PCIe 4. (The machine of figure 19a had half of that; see ``--link``.)
+LINK_UTILIZATION = 0.78
+#: Fixed cost of a transfer: between the two of figure 19a.
+TRANSFER_SECONDS = 2.8e-6
+
+#: Figure 19a, read off the vector graphic of the paper's PDF: milliseconds to swap out, to swap in
+#: and to recompute, by block size.
+FIGURE_19A = {
+    1: (55.47, 81.97, 36.32),
+    2: (35.64, 53.63, 37.48),
+    4: (25.90, 35.14, 36.93),
+    8: (21.05, 26.05, 38.81),
+    16: (18.54, 21.61, 38.62),
+    32: (17.28, 19.28, 39.02),
+    64: (16.67, 18.24, 38.25),
+    128: (16.30, 17.57, 38.40),
+    256: (16.11, 17.30, 39.12),
+}
+FIGURE_19A_MODEL = "opt-13b"
+
+
+@dataclass(frozen=True)
+class PreemptionRow:
+    """One block size: milliseconds to swap a sequence out and in, and to recompute it."""
+
+    block_size: int
+    num_blocks: int
+    transfers: int
+    swap_out_ms: float
+    swap_in_ms: float
+    recompute_ms: float
+    cheaper: str
+
+
+@dataclass(frozen=True)
+class PreemptionCosts:
+    """What it costs to preempt one sequence of ``num_tokens`` tokens, on one card.
+
+    Attributes:
+        machine: in words.
+        rows: by block size.
+        crossover_block_size: the smallest with which swapping is the cheaper; None: with none.
+        block_size, crossover_tokens: with these blocks, the fewest tokens for which recomputing is
+            the cheaper; None: for no number up to ``max_model_len``.
+    """
+
+    model: str
+    dtype: str
+    machine: str
+    num_tokens: int
+    rows: list[PreemptionRow]
+    crossover_block_size: int | None
+    block_size: int
+    crossover_tokens: int | None
+    max_model_len: int
+
+
+def machine_of(gpu: Gpu, link_bytes_per_s: float | None = None) -> transfer_cost.Machine:
+    """What a card and its host can be expected to reach.
+
+    Args:
+        link_bytes_per_s: that a long transfer reaches, each way; None: a fraction of what the link
+            promises.
+    """
+    link = transfer_cost.Link(
+        link_bytes_per_s or LINK_UTILIZATION * gpu.host_link_bytes_per_s, TRANSFER_SECONDS
+    )
+    return transfer_cost.Machine(
+        flops_per_s=FLOPS_UTILIZATION * gpu.fp16_flops,
+        memory_bytes_per_s=gpu.hbm_bytes_per_s,
+        launch_seconds=transfer_cost.A100_2023.launch_seconds,
+        swap_out=link,
+        swap_in=link,
+    )
+
+
+def preemption_costs(
+    model: ModelConfig,
+    machine: transfer_cost.Machine,
+    name: str,
+    num_tokens: int = 256,
+    dtype: str = "float16",
+    block_size: int = 16,
+    costs: ModuleType = transfer_cost,
+) -> PreemptionCosts:
+    """Swap and recompute by block size.
+
+    Args:
+        name: of the machine.
+        num_tokens: of the sequence.
+        block_size: for which the crossover in tokens is looked up.
+        costs: has the functions of :mod:`minipaged.scheduling.transfer_cost`.
+    """
+    item = DTYPE_BYTES[dtype]
+    recompute = costs.recompute_seconds(model, item, num_tokens, machine)
+
+    def row(size: int) -> PreemptionRow:
+        blocks = -(-num_tokens // size)
+        return PreemptionRow(
+            block_size=size,
+            num_blocks=blocks,
+            transfers=costs.swap_transfers(model, blocks),
+            swap_out_ms=1e3 * costs.swap_seconds(model, item, blocks, size, machine.swap_out),
+            swap_in_ms=1e3 * costs.swap_seconds(model, item, blocks, size, machine.swap_in),
+            recompute_ms=1e3 * recompute,
+            cheaper=costs.cheaper(model, item, num_tokens, size, machine),
+        )
+
+    return PreemptionCosts(
+        model=model.name,
+        dtype=dtype,
+        machine=name,
+        num_tokens=num_tokens,
+        rows=[row(size) for size in FIGURE_19A],
+        crossover_block_size=costs.crossover_block_size(model, item, num_tokens, machine),
+        block_size=block_size,
+        crossover_tokens=costs.crossover_tokens(
+            model, item, block_size, machine, model.max_model_len
+        ),
+        max_model_len=model.max_model_len,
+    )
+
+
 # --------------------------------------------------------------------------- text
+def render_preemption(
+    costs: PreemptionCosts, paper: Mapping[int, tuple[float, float, float]] | None = None
+) -> str:
+    """The costs as a table.
+
+    Args:
+        paper: figure 19a, to stand beside it.
+    """
+    head = ["block size", "transfers"]
+    for way in ("swap out", "swap in", "recompute"):
+        head += [way, "paper"] if paper else [way]
+    table = [[*head, "cheaper"]]
+    for row in costs.rows:
+        cells = [f"{row.block_size}", f"{row.transfers:,}"]
+        for at, ms in enumerate((row.swap_out_ms, row.swap_in_ms, row.recompute_ms)):
+            cells.append(f"{ms:.1f}")
+            if paper:
+                cells.append(f"{paper[row.block_size][at]:.1f}")
+        table.append([*cells, row.cheaper])
+    blocks = f"{costs.crossover_block_size}" if costs.crossover_block_size else "none up to 256"
+    shortest = f"none up to {costs.max_model_len:,} tokens"
+    if costs.crossover_tokens:
+        shortest = f"{costs.crossover_tokens:,} tokens"
+    return "\n".join(
+        [
+            f"{costs.model} in {costs.dtype} on {costs.machine}: one sequence of "
+            f"{costs.num_tokens:,} tokens, milliseconds",
+            "",
+            *_align(table, right=range(len(head))),
+            "",
+            "Transfers are those of one way; the cheaper is found over both, out and in.",
+            f"The smallest blocks with which swapping is the cheaper: {blocks}.",
+            f"The shortest sequence, in blocks of {costs.block_size}, for which recomputing is the "
+            f"cheaper: {shortest}.",
+        ]
+    )
+
+
 def render_plan(plan: Plan) -> str:
     """The plan as a table of plain text, each number with where it comes from."""
     cards = f" x {plan.tensor_parallel}" if plan.tensor_parallel > 1 else ""
@@ -435,11 +601,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kept on each card for all that is neither weights nor KV (default: %(default).2f)",
     )  # fmt: skip
     parser.add_argument("--table1", action="store_true", help="the paper's table 1 and ours")
+    parser.add_argument(
+        "--preemption", action="store_true",
+        help="swap or recompute, by block size; without --model the paper's figure 19a and ours",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokens", type=int, default=256, metavar="N",
+        help="of the sequence that is preempted (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--link", type=float, metavar="GB/S",
+        help="that a long transfer to host memory reaches (default: 0.78 of the link's nominal)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--parts", default="ref", metavar="SPEC",
-        help="whose arithmetic: ref, mine (exercises/stage00_sizing/) or a folder laid out like "
-        "exercises/ (default: %(default)s)",
+        help="whose arithmetic: ref, mine (exercises/stage00_sizing/, and for --preemption "
+        "stage06_preemption/) or a folder laid out like exercises/ (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -450,16 +628,41 @@ def run(args: argparse.Namespace) -> int:
         CourseError: the parts cannot be had, or the student's arithmetic does not work.
         PlanError: a name is unknown, a value is out of range, or the model does not fit.
     """
-    parts = load_parts(args.parts, only=["sizing"])
+    part = "transfer_cost" if args.preemption else "sizing"
+    parts = load_parts(args.parts, only=[part])
     for note in parts.notes:
         print(f"minipaged: {note}", file=sys.stderr)
     with explained(parts):
         try:
-            data, text = _answer(args, parts.module("minipaged.kvcache.sizing"))
+            if args.preemption:
+                data, text = _preemption(args, parts.module(transfer_cost.__name__))
+            else:
+                data, text = _answer(args, parts.module(sizing.__name__))
         except ConfigError as error:
             raise PlanError(str(error)) from None
     print(json.dumps(data, indent=2) if args.json else text)
     return 0
+
+
+def _preemption(args: argparse.Namespace, costs: ModuleType) -> tuple[object, str]:
+    """The costs of a preemption, as data and as text."""
+    if args.tokens < 1:
+        raise ConfigError(f"tokens must be at least 1, not {args.tokens}")
+    if args.link is not None and args.link <= 0:
+        raise ConfigError(f"link must be above 0 GB/s, not {args.link:g}")
+    block_size = CacheConfig(block_size=args.block_size).block_size
+    if args.model is None:
+        model = CATALOG[FIGURE_19A_MODEL]
+        machine, name = transfer_cost.A100_2023, "the paper's A100"
+        found = preemption_costs(model, machine, name, block_size=block_size, costs=costs)
+        return asdict(found), render_preemption(found, FIGURE_19A)
+    gpu = find_gpu(args.gpu)
+    machine = machine_of(gpu, None if args.link is None else args.link * 1e9)
+    name = f"{gpu.name}, {machine.swap_out.bytes_per_s / 1e9:.3g} GB/s to host memory"
+    found = preemption_costs(
+        find_model(args.model), machine, name, args.tokens, args.dtype, block_size, costs
+    )
+    return asdict(found), render_preemption(found)
 
 
 def _answer(args: argparse.Namespace, arithmetic: ModuleType) -> tuple[object, str]:
