@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minipaged.course.judge.transcript import shown
+from minipaged.course.judge.transcript import Transcript, shown
 from minipaged.course.testing import expect, expect_no_error
 
 
@@ -49,3 +49,20 @@ def test_objects_without_a_name_are_counted_and_not_listed():
     assert shown([0, 0, 0]) == "[0, 0, 0]"
     assert shown([None, None]) == "[None, None]"
     assert shown([[1], [1]]) == "[[1], [1]]"
+
+
+def test_a_transcript_begins_at_a_scene_and_takes_names():
+    transcript = Transcript()
+    assert transcript.name_for("BlockTable") == "block_table"
+    for i in range(20):
+        transcript.called(f"setup({i})")
+    transcript.begin("in the state a:[0*] free:{1}")
+    assert transcript.name_for("BlockTable") == "block_table"
+    transcript.called("block_table = fork(a)")
+    transcript.rename("block_table", "b")
+    transcript.called("make_writable(b) -> (0, 1)")
+    assert str(transcript).splitlines() == [
+        "in the state a:[0*] free:{1}",
+        "b = fork(a)",
+        "make_writable(b) -> (0, 1)",
+    ]

@@ -68,6 +68,17 @@ class Lab:
 
         return serve(requests, **engine)
 
+    def scene(self, state: str, **objects: Any) -> None:
+        """What a test has done so far only brought about this state of these objects. A transcript
+        begins here, and calls them by these names."""
+
+    def named(self, **objects: Any) -> None:
+        """What a transcript calls objects from here on."""
+
+    def iterator(self, items: list[Any]) -> Any:
+        """What can be gone through once."""
+        return iter(items)
+
     def empty(self, owner: Any, name: str) -> None:
         """Read a list that an object gives, and take everything out of it, as a careless caller
         may: that must not show in the object.

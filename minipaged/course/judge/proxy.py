@@ -246,10 +246,21 @@ class Method:
 
 
 class RemoteLab:
-    """:class:`minipaged.course.judge.lab.Lab`, in the worker."""
+    """:class:`minipaged.course.judge.lab.Lab`, in the worker; what concerns the transcript is done
+    here."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+
+    def scene(self, state: str, **objects: Any) -> None:
+        self._client.transcript.begin(f"in the state {state}")
+        self.named(**objects)
+
+    def named(self, **objects: Any) -> None:
+        for name, value in objects.items():
+            if isinstance(value, Proxy):
+                self._client.transcript.rename(value._label, name)
+                value._rename(name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

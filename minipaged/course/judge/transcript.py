@@ -41,6 +41,20 @@ class Transcript:
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name}_{self._names[name]}"
 
+    def begin(self, line: str) -> None:
+        """Forget what was done so far: this line says it all."""
+        self._made = [line]
+        self._calls.clear()
+        self._count = 0
+        self._names.clear()
+
+    def rename(self, old: str, new: str) -> None:
+        """An object that came to be under one name has another."""
+        for i, line in enumerate(self._made):
+            self._made[i] = _renamed(line, old, new)
+        for i, line in enumerate(self._calls):
+            self._calls[i] = _renamed(line, old, new)
+
     def made(self, line: str) -> None:
         """An object came to be."""
         if len(self._made) < _MADE:
@@ -57,6 +71,10 @@ class Transcript:
         skipped = self._count - len(self._calls)
         gap = [f"… {skipped} calls before" if skipped > 1 else "… 1 call before"] if skipped else []
         return "\n".join([*self._made, *gap, *self._calls])
+
+
+def _renamed(line: str, old: str, new: str) -> str:
+    return f"{new} = {line.removeprefix(f'{old} = ')}" if line.startswith(f"{old} = ") else line
 
 
 def cut(text: str, limit: int) -> str:
