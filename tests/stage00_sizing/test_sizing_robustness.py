@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sizing_model import random_shape
 
-from minipaged.course.testing import expect, expect_error
+from minipaged.course.testing import expect, expect_error, expect_no_error
 from minipaged.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def test_a_model_that_is_too_large_leaves_no_room(parts, rng):
         expect(parts.blocks_that_fit(budget, size), 0, f"blocks_that_fit({budget}, {size})")
 
 
-def test_a_batch_that_cannot_be_is_refused(parts, rng):
+def test_only_a_batch_that_cannot_be_is_refused(parts, rng):
     fits, longest = int(rng.integers(10, 30)), int(rng.integers(50, 99))
     output = longest - fits
     for prompts, outputs in (([fits, fits, 1], [2, 3]), ([fits], [1, 2])):
@@ -52,9 +52,15 @@ def test_a_batch_that_cannot_be_is_refused(parts, rng):
         named = str(prompts[-1]), str(outputs[-1]), str(longest)
         with expect_error(ValueError, *named, why=why):
             parts.kv_growth(prompts, outputs, 1, 4, longest)
-    entries = len(parts.kv_growth([fits], [output], 1, 4, longest))
-    expect(entries, output + 1, f"entries of a sequence that is just {longest} tokens long")
-    expect(parts.kv_growth([], [], 1, 4, longest), [], "kv_growth of an empty batch")
     many = int(rng.integers(300, 400))
-    entries = len(parts.kv_growth([1] * many, [2] * many, 1, 4, longest))
-    expect(entries, 3, f"entries of kv_growth of {many} prompts with as many outputs, of 2 tokens")
+    for prompts, outputs, what in (
+        ([fits], [output], f"{fits} + {output} tokens with max_model_len {longest}: just as long"),
+        ([], [], "an empty batch"),
+        ([1] * many, [2] * many, f"{many} prompts with as many outputs, of 2 tokens each"),
+    ):
+        want = max(outputs, default=-1) + 1
+        with expect_no_error(f"kv_growth of {what}, which has {want} entries"):
+            entries = len(parts.kv_growth(prompts, outputs, 1, 4, longest))
+        expect(entries, want, f"entries of kv_growth of {what}")
+    empty = parts.kv_growth([], [], 1, 4, longest)
+    expect(empty, [], "kv_growth of an empty batch")

@@ -84,6 +84,12 @@ class Model:
             self.tables[name].append(self.free.pop())
         self.num_tokens[name] += 1
 
+    def advance(self, name: str) -> Pair | None:
+        """The next token of a table: made writable, and appended. Returns the copy, if any."""
+        pair = self.make_writable(name)
+        self.append(name)
+        return pair
+
     def end(self, name: str) -> None:
         blocks = self.tables.pop(name)
         del self.num_tokens[name]
@@ -95,8 +101,7 @@ class Model:
         trial.free = list(range(self.num_blocks, 3 * self.num_blocks))  # more than it can take
         before = len(trial.free)
         for name in names:
-            trial.make_writable(name)
-            trial.append(name)
+            trial.advance(name)
         return before - len(trial.free)
 
     def slot(self, name: str, token: int) -> Pair:
@@ -127,8 +132,8 @@ def notation(
 class World:
     """The pool and the tables under test, in the state of a model, and the model beside them."""
 
-    def __init__(self, parts: Any, model: Model) -> None:
-        self.parts, self.model = parts, model
+    def __init__(self, parts: Any, lab: Any, model: Model) -> None:
+        self.parts, self.lab, self.model = parts, lab, model
         self.pool = parts.BlockAllocator(model.num_blocks)
         self.pool.allocate_many(model.num_blocks)
         self.pool.free_many(model.free)
@@ -141,6 +146,7 @@ class World:
         for block, count in model.refs.items():
             for _ in range(count - 1):
                 self.pool.share(block)
+        lab.scene(str(model), pool=self.pool, **self.tables)
 
     def state(self) -> str:
         counts = {block: self.pool.ref_count(block) for block in range(self.model.num_blocks)}
@@ -158,6 +164,7 @@ class World:
 
     def fork(self, parent: str, child: str) -> None:
         self.tables[child] = self.parts.fork(self.tables[parent])
+        self.lab.named(**{child: self.tables[child]})
         self.model.fork(parent, child)
 
     def make_writable(self, name: str) -> Pair | None:
@@ -171,16 +178,29 @@ class World:
         self.tables[name].append(1)
         self.model.append(name)
 
+    def advance(self, name: str) -> Pair | None:
+        pair = self.make_writable(name)
+        self.append(name)
+        return pair
+
     def end(self, name: str) -> None:
         self.tables.pop(name).free()
         self.model.end(name)
 
-    def need(self, names: Iterable[str]) -> None:
-        """blocks_for_next_token for some of the tables, which must be the model's."""
+    def need(self, names: Iterable[str], once: bool = False) -> None:
+        """blocks_for_next_token for some of the tables, which must be the model's.
+
+        Args:
+            once: the tables come as an iterator.
+        """
         names = list(names)
-        got = self.parts.blocks_for_next_token([self.tables[name] for name in names])
-        call = f"blocks_for_next_token([{', '.join(names)}])"
-        why = f"{call} with {self._sizes(names)}, in {self.model}"
+        tables: Any = [self.tables[name] for name in names]
+        given = f"[{', '.join(names)}]"
+        if once:
+            tables, given = self.lab.iterator(tables), f"iter({given})"
+            self.lab.named(tables=tables)
+        got = self.parts.blocks_for_next_token(tables)
+        why = f"blocks_for_next_token({given}) with {self._sizes(names)}, in {self.model}"
         expect(got, self.model.need(names), why)
 
     def _sizes(self, names: list[str]) -> str:

@@ -12,16 +12,16 @@ def edges(block_size):
     return [2 * block_size - 1, 2 * block_size, 2 * block_size + 1]
 
 
-def family(parts, rng, block_size, num_tokens):
+def family(parts, lab, rng, block_size, num_tokens):
     """A parent of so many tokens in blocks of no order."""
     blocks = "pqr"[: len(range(0, num_tokens, block_size))]
-    return World(parts, Model.of(rng, block_size, {"parent": blocks}, num_tokens))
+    return World(parts, lab, Model.of(rng, block_size, {"parent": blocks}, num_tokens))
 
 
-def test_a_fork_holds_the_same_tokens_in_the_same_blocks(parts, rng):
+def test_a_fork_holds_the_same_tokens_in_the_same_blocks(parts, lab, rng):
     for block_size in (4, int(rng.integers(3, 8))):
         for num_tokens in edges(block_size):
-            world = family(parts, rng, block_size, num_tokens)
+            world = family(parts, lab, rng, block_size, num_tokens)
             parent = world.tables["parent"]
             before = parent.blocks, num_tokens
             child = parts.fork(parent)
@@ -36,10 +36,10 @@ def test_a_fork_holds_the_same_tokens_in_the_same_blocks(parts, rng):
             expect(got, slots, f"{what}: the child's slots when the parent has ended")
 
 
-def test_a_fork_adds_one_reference_to_each_block_and_allocates_none(parts, rng):
+def test_a_fork_adds_one_reference_to_each_block_and_allocates_none(parts, lab, rng):
     for block_size in (4, int(rng.integers(3, 8)), 1):
         for num_tokens in edges(block_size):
-            world = family(parts, rng, block_size, num_tokens)
+            world = family(parts, lab, rng, block_size, num_tokens)
             names = ["parent"]
             for child in ("b", "c", "d"):
                 parent = names[int(rng.integers(len(names)))]
@@ -48,11 +48,11 @@ def test_a_fork_adds_one_reference_to_each_block_and_allocates_none(parts, rng):
                 world.compare(f"after {child} = fork({parent})")
 
 
-def test_parent_and_child_grow_and_end_apart(parts, rng):
+def test_parent_and_child_grow_and_end_apart(parts, lab, rng):
     """On a block boundary, so that no one writes to what is shared."""
     for block_size in (4, int(rng.integers(2, 8)), 1):
         model = Model.of(rng, block_size, {"parent": "pq"}, 2 * block_size, spare=6)
-        world = World(parts, model)
+        world = World(parts, lab, model)
         world.fork("parent", "child")
         for name in ("child", "parent", "child"):
             for _ in range(block_size):
