@@ -41,12 +41,15 @@ class BlockPool:
         block_size: int,
         *,
         preemptible: bool = True,
+        copying: bool = False,
         needs: Mapping[str, int] | None = None,
     ) -> None:
         """
         Args:
+            copying: a fork shares nothing, and takes as many blocks as its parent holds.
             needs: request -> blocks that admitting it takes, whatever its tokens say.
         """
+        self._copying = copying
         self.num_gpu_blocks, self.num_cpu_blocks = num_gpu_blocks, num_cpu_blocks
         self.block_size, self.preemptible = block_size, preemptible
         self._needs = dict(needs or {})
@@ -100,7 +103,10 @@ class BlockPool:
 
     def fork(self, parent: Stream, child: Stream) -> None:
         blocks = self._held_by(parent.seq_id)
-        self._holders["gpu"].update(blocks)
+        if self._copying:
+            blocks = [self._take("gpu") for _ in blocks]
+        else:
+            self._holders["gpu"].update(blocks)
         self._open(child.seq_id, list(blocks), self._lengths[parent.seq_id])
 
     def free(self, stream: Stream) -> None:
@@ -340,6 +346,7 @@ class Trial:
         block_size: int = 4,
         watermark: int = 0,
         preemptible: bool = True,
+        copying: bool = False,
         verdicts: Mapping[str, str] | None = None,
         victims: Collection[str] = (),
         modes: Mapping[str, Mode] | None = None,
@@ -352,10 +359,12 @@ class Trial:
             verdicts: what that one says of a request, if not that it may come as soon as it fits.
             victims: requests that are preempted rather than the last candidate.
             modes: request -> how it is preempted.
-            needs: as :class:`BlockPool` has it.
+            preemptible, copying, needs: as :class:`BlockPool` has them.
         """
         self._asked: list[str] = []
-        self._kv = BlockPool(blocks, host_blocks, block_size, preemptible=preemptible, needs=needs)
+        self._kv = BlockPool(
+            blocks, host_blocks, block_size, preemptible=preemptible, copying=copying, needs=needs
+        )
         self._verdicts = dict(verdicts or {})
         settings = _config(config)
         judge = (
@@ -549,12 +558,14 @@ class Trial:
         return "; ".join(f"{name} {' '.join(queue)}" for name, queue in rows if queue) or "empty"
 
     def sequences(self, request: str) -> list[tuple[str, int, int, str | None]]:
-        """(name, tokens, last token, why it ended) of each: first the live ones."""
-        group = self._groups[request]
-        return [
-            (f"{request}{s.index}", s.num_tokens, s.token_ids[-1], s.finish_reason)
-            for s in group.all_seqs()
+        """(name, tokens, last token, why it ended) of each, in the order of their index; of
+        two with the same, the one that has ended comes first."""
+        rows = [
+            (s.index, s.finish_reason is None, s.num_tokens, s.token_ids[-1], s.finish_reason)
+            for s in self._groups[request].all_seqs()
         ]
+        rows.sort(key=lambda row: (row[:4], str(row[4])))
+        return [(f"{request}{index}", tokens, last, why) for index, _, tokens, last, why in rows]
 
     def reason(self, request: str) -> str | None:
         """Why the sequence of a request that ended last did."""

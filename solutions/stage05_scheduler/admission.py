@@ -1,0 +1,5 @@
+"""x"""
+
+from minipaged.scheduling.admission import Admission
+
+__all__ = ["Admission"]

@@ -1,0 +1,5 @@
+"""x"""
+
+from minipaged.scheduling.scheduler import Scheduler
+
+__all__ = ["Scheduler"]
