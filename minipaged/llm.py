@@ -27,7 +27,7 @@ from minipaged.errors import RequestError
 from minipaged.executor.torch_executor import TorchExecutor
 from minipaged.kvcache.pool import KVPool, default_num_blocks
 from minipaged.kvcache.sizing import kv_bytes_per_block
-from minipaged.models.loader import load_model
+from minipaged.models.loader import LoadedModel, load_model
 from minipaged.outputs import RequestOutput
 from minipaged.parts import Parts
 from minipaged.sampling.decide import TorchSampling
@@ -50,7 +50,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | LoadedModel,
         *,
         dtype: str = "auto",
         device: str = "auto",
@@ -65,7 +65,8 @@ class LLM:
     ) -> None:
         """
         Args:
-            model: ``smollm2-135m``, ``opt-stories``, a folder, a GGUF file or a hub id.
+            model: ``smollm2-135m``, ``opt-stories``, a folder, a GGUF file or a hub id; or one that
+                is loaded already, with its data type and device.
             dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
             device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, …
             cache: block size and pool sizes; sizes that it leaves open are chosen here.
@@ -79,12 +80,16 @@ class LLM:
             ModelError: the model cannot be had or used; the message says why.
             ConfigError: settings that contradict each other.
         """
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        loaded = load_model(model, dtype=dtype, device=device, revision=revision)
+        if isinstance(model, LoadedModel):
+            loaded = model
+            device = str(next(loaded.model.parameters()).device)
+        else:
+            if device == "auto":
+                device = "cuda" if torch.cuda.is_available() else "cpu"
+            loaded = load_model(model, dtype=dtype, device=device, revision=revision)
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
-        self.name = loaded.config.name or str(model)
+        self.name = loaded.config.name or loaded.path.name
         self.notes: list[str] = list(loaded.notes)
         self.max_model_len = self._choose_length(max_model_len)
         self.path = loaded.path

@@ -105,7 +105,7 @@ def sources(course: Course) -> Iterator[tuple[str, str]]:
 
 def _contents(course: Course, lessons: dict[str, Path]) -> str:
     """The tables of contents, which are the book's sidebar."""
-    stages = [Path(stage.lesson).name for stage in course.stages]
+    stages = [Path(stage.lesson).name for stage in course.units]
     first, last = ([f"{name}.md" for name in names] for names in (FIRST, LAST))
     more = [name for name in lessons if name not in {Path(START).name, *first, *stages, *last}]
     parts = {"Before you start": first, "Stages": stages, "More": [*more, *last]}

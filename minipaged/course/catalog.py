@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,6 +74,7 @@ class Task:
 
     Attributes:
         id: ``"3.2"``.
+        part: empty for the task of a checkpoint, which is about all of its parts.
         symbols: functions and methods of the part, as ``BlockTable.append``.
         question, pointer: the two tiers of ``minipaged hint``.
     """
@@ -138,6 +139,16 @@ class Stage:
     use: str
 
     @property
+    def label(self) -> str:
+        """What it is called in a sentence: ``stage 3``."""
+        return f"stage {self.key}"
+
+    @property
+    def heading(self) -> str:
+        """The same at the beginning of a line: ``Stage 3``."""
+        return self.label[0].upper() + self.label[1:]
+
+    @property
     def folder(self) -> str:
         """Of its exercises, solutions and tests."""
         return f"stage{self.number}_{self.name}"
@@ -181,8 +192,39 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Checkpoint(Stage):
+    """The whole engine on a student's own parts, with no reference in their place.
+
+    It has no exercises: its parts are those of earlier stages, and its one task is that they
+    work together.
+
+    Attributes:
+        number: a letter.
+        after: number of the stage that it follows.
+    """
+
+    after: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"checkpoint {self.number}"
+
+    @property
+    def folder(self) -> str:
+        return f"checkpoint_{self.number.lower()}"
+
+    @property
+    def lesson(self) -> str:
+        return f"lessons/checkpoint-{self.number.lower()}.md"
+
+    @property
+    def key(self) -> str:
+        return self.number
+
+
+@dataclass(frozen=True)
 class Course:
-    """All stages, in order.
+    """All stages, in order, and the checkpoints between them.
 
     Attributes:
         root: the folder of ``course.toml``.
@@ -191,7 +233,17 @@ class Course:
     title: str
     version: str
     stages: tuple[Stage, ...]
+    checkpoints: tuple[Checkpoint, ...]
     root: Path
+
+    @cached_property
+    def units(self) -> tuple[Stage, ...]:
+        """All that is graded, in the order in which a student gets there."""
+        return tuple(
+            unit
+            for stage in self.stages
+            for unit in (stage, *(c for c in self.checkpoints if c.after == stage.number))
+        )
 
     @cached_property
     def parts(self) -> dict[str, tuple[Stage, Part]]:
@@ -209,6 +261,22 @@ class Course:
                 return stage
         known = ", ".join(f"{stage.key} ({stage.name})" for stage in self.stages)
         raise CourseError(f"there is no stage {key!r}: the stages are {known}")
+
+    def unit(self, key: str) -> Stage:
+        """As :meth:`stage`, or the checkpoint that a user means by ``A``, ``a`` or
+        ``checkpoint_a``.
+
+        Raises:
+            CourseError: there is none; the message lists those that there are.
+        """
+        for checkpoint in self.checkpoints:
+            if key.upper() == checkpoint.key or key == checkpoint.folder:
+                return checkpoint
+        try:
+            return self.stage(key)
+        except CourseError as error:
+            letters = ", ".join(checkpoint.key for checkpoint in self.checkpoints)
+            raise CourseError(f"{error}; the checkpoints are {letters or 'none'}") from None
 
     def task(self, task_id: str) -> tuple[Stage, Task]:
         """The task that a user means by ``3.2``.
@@ -307,7 +375,9 @@ class _Table:
 def _course(table: _Table, root: Path) -> Course:
     head = _Table(table.take("course", dict), f"{FILE}: [course]")
     stages = tuple(_stage(row) for row in table.tables("stage", "stage"))
-    course = Course(head.take("title", str), head.take("version", str), stages, root)
+    rows = table.tables("checkpoint", "checkpoint", [])
+    checkpoints = tuple(_checkpoint(row, stages) for row in rows)
+    course = Course(head.take("title", str), head.take("version", str), stages, checkpoints, root)
     head.done()
     table.done()
     return course
@@ -337,6 +407,46 @@ def _stage(table: _Table) -> Stage:
     robust.done()
     table.done()
     return stage
+
+
+def _checkpoint(table: _Table, stages: Sequence[Stage]) -> Checkpoint:
+    letter = table.take("id", str)
+    table.where = f"{FILE}: checkpoint {letter}"
+    if not re.fullmatch(r"[A-Z]", letter):
+        raise _Wrong(f"{table.where}: id must be a capital letter")
+    after = table.take("after", str)
+    if after not in [stage.number for stage in stages]:
+        raise _Wrong(f"{table.where}: there is no stage {after!r} that it could follow")
+    known = {p.name: p for stage in stages if stage.number <= after for p in stage.parts}
+    names = table.names("parts")
+    for name in names:
+        if name not in known:
+            raise _Wrong(f"{table.where}: no stage up to {after} has a part {name!r}")
+    title = table.take("title", str)
+    task = Task(
+        id=f"{letter}.1",
+        title=table.take("task", str),
+        part="",
+        symbols=(),
+        question="",
+        pointer="",
+        checks=_checks(table, parents=False),
+    )
+    checkpoint = Checkpoint(
+        number=letter,
+        name=f"checkpoint_{letter.lower()}",
+        title=title,
+        hours=0,
+        torch=True,
+        parts=tuple(known[name] for name in names),
+        tasks=(task,),
+        robustness=(),
+        counterexample=None,
+        use=table.take("use", str),
+        after=after,
+    )
+    table.done()
+    return checkpoint
 
 
 def _part(table: _Table) -> Part:
@@ -405,6 +515,10 @@ def _check_names(course: Course) -> None:
     parts = [part.name for stage in course.stages for part in stage.parts]
     _no_twins(parts, "parts")
     _no_twins([stage.number for stage in course.stages], "stages")
+    _no_twins([checkpoint.number for checkpoint in course.checkpoints], "checkpoints")
+    for checkpoint in course.checkpoints:
+        names = [check.name for check in checkpoint.checks()]
+        _no_twins(names, f"checks of checkpoint {checkpoint.number}")
     for stage in course.stages:
         where = f"{FILE}: stage {stage.number}"
         tasks = [task.id for task in stage.tasks]

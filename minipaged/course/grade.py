@@ -102,7 +102,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stage",
         nargs="*",
         metavar="STAGE",
-        help="2, block_allocator, …, or all; without one: the last results, and what is next",
+        help="2, block_allocator, …, A (a checkpoint), or all; without one: the last results, and "
+        "what is next",
     )
     parser.add_argument(
         "--impl",
@@ -165,9 +166,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _stages(course: Course, names: Sequence[str]) -> list[Stage]:
     if not names or "all" in names:
-        return list(course.stages)
-    wanted = [course.stage(name) for name in names]
-    return [stage for stage in course.stages if stage in wanted]
+        return list(course.units)
+    wanted = [course.unit(name).number for name in names]
+    return [unit for unit in course.units if unit.number in wanted]
 
 
 def _checks(stages: Sequence[Stage], args: argparse.Namespace) -> list[Check]:
@@ -184,7 +185,7 @@ def _checks(stages: Sequence[Stage], args: argparse.Namespace) -> list[Check]:
         name = "_".join(asked.split())  # a title, as the screen shows it, is a name with blanks
         if name not in known:
             raise CourseError(
-                f"stage {stages[0].key} has no check {asked!r}; it has: {', '.join(known)}"
+                f"{stages[0].label} has no check {asked!r}; it has: {', '.join(known)}"
             )
         found.append(known[name])
     return found
@@ -239,7 +240,7 @@ def _graded(
     only: Collection[str] | None = None,
 ) -> StageScore:
     submission = read_submission(course, stage, impl)
-    with _busy(f"grading stage {stage.key}, {stage.title} …"):
+    with _busy(f"grading {stage.label}, {stage.title} …"):
         return grade_stage(
             course,
             stage,
@@ -255,10 +256,10 @@ def _show_progress(course: Course) -> int:
     console = make_console()
     records = last_scores(course.root)
     show_progress(console, course, records)
-    for stage in course.stages:
+    for stage in course.units:
         submission = read_submission(course, stage, "mine")
         record = records.get(stage.number)
-        if stage is course.stages[-1] or not is_done(stage, submission, record):
+        if stage is course.units[-1] or not is_done(stage, submission, record):
             show_next(console, from_record(course, stage, submission, record))
             break
     return 0

@@ -9,12 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minipaged.course.catalog import Course, Stage, Task
+from minipaged.course.catalog import Checkpoint, Course, Stage, Task
 from minipaged.course.counterexample import is_started
 from minipaged.course.files import place
 from minipaged.course.progress import ScoreRecord
 from minipaged.course.scores import CheckScore, StageScore
-from minipaged.course.submission import Definitions, PartFile, Submission, parse, trace_path
+from minipaged.course.submission import (
+    Definitions,
+    PartFile,
+    Submission,
+    parse,
+    read_submission,
+    trace_path,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,9 @@ def after_grading(course: Course, score: StageScore) -> NextStep:
     """The first task that is not whole, else robustness, else the counterexample; else what a
     student who has them all can do."""
     stage, submission = score.stage, score.submission
+    if isinstance(stage, Checkpoint):
+        failed = next((check for check in score.checks if check.status != "passed"), None)
+        return _checkpoint(course, stage, submission, failed.check.title if failed else "")
     for task in score.tasks:
         if task.state == "broken":
             return _mend(stage, submission.files[task.task.part])
@@ -57,6 +67,9 @@ def from_record(
     course: Course, stage: Stage, submission: Submission, record: ScoreRecord | None
 ) -> NextStep:
     """The same without grading: from the student's files and the last score."""
+    if isinstance(stage, Checkpoint):
+        whole = record is not None and record.points == record.total
+        return _checkpoint(course, stage, submission, "" if whole else stage.title)
     tasks = dict(record.tasks) if record else {}
     for task in stage.tasks:
         state = submission.task_state(task)
@@ -121,6 +134,34 @@ def _write(
     return NextStep(f"Next: {what}{told}", tuple(rows))
 
 
+def _checkpoint(
+    course: Course, checkpoint: Checkpoint, submission: Submission, failed: str
+) -> NextStep:
+    """A part that is missing is written first; what fails with all of them there is sought in the
+    lesson.
+
+    Args:
+        failed: what is not right yet; empty if all is.
+    """
+    for name, file in submission.files.items():
+        home, _ = course.parts[name]
+        if file.error:
+            return _mend(home, file)
+        if not file.written:
+            there = read_submission(course, home, submission.name)
+            task = next(t for t in home.tasks_of(file.part) if there.task_state(t) == "not started")
+            return _write(course, home, there, task, ())
+    if not failed:
+        return _done(course, checkpoint, whole=True)
+    stages = dict.fromkeys(course.parts[name][0].key for name in submission.files)
+    rows = (
+        ("read", _lesson(course, checkpoint)),
+        ("apart", f"{program()} grade {' '.join(stages)}"),
+        ("then", _grade(checkpoint, submission)),
+    )
+    return NextStep(f"Next: {checkpoint.label}: {failed}", rows)
+
+
 def _no_file(file: PartFile) -> str:
     return f"{place(file.path)} is not there; `{program()} sync` writes it"
 
@@ -147,16 +188,17 @@ def _find_trace(course: Course, stage: Stage, submission: Submission) -> NextSte
 
 
 def _done(course: Course, stage: Stage, whole: bool) -> NextStep:
-    heading = f"Stage {stage.key} is whole." if whole else f"Stage {stage.key} is done."
+    heading = f"{stage.heading} is {'whole' if whole else 'done'}."
     rows = [
         ("use it", stage.use.replace("minipaged", program(), 1)),
         ("", f"{program()} demo --parts mine"),
     ]
     if (course.root / stage.notebook).is_file():
         rows.append(("notebook", place(course.root / stage.notebook)))
-    later = next((other for other in course.stages if other.number > stage.number), None)
-    if later is not None:
-        rows.append(("next stage", f"{_lesson(course, later)}  {later.title}"))
+    later = course.units[[unit.number for unit in course.units].index(stage.number) + 1 :]
+    if later:
+        what = "next" if isinstance(later[0], Checkpoint) else "next stage"
+        rows.append((what, f"{_lesson(course, later[0])}  {later[0].title}"))
     return NextStep(heading, tuple(rows))
 
 

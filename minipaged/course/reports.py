@@ -159,7 +159,7 @@ def _named(score: StageScore) -> Iterator[tuple[str, str, CheckScore]]:
 
 def _summary(score: StageScore) -> str:
     stage = score.stage
-    lines = [f"Stage {stage.key}, {stage.title}: {score.points} of {score.total} points"]
+    lines = [f"{stage.heading}, {stage.title}: {score.points} of {score.total} points"]
     lines += [f"{t.task.id} {t.task.title}: {t.points} of {t.total}" for t in score.tasks]
     lines += [text for text in (score.note, score.diagnosis) if text]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minipaged.course.catalog import Course
+from minipaged.course.catalog import Course, Stage
 from minipaged.course.next_step import NextStep, program
 from minipaged.course.progress import ScoreRecord
 from minipaged.course.scores import CheckScore, StageScore
@@ -71,7 +71,7 @@ def show_void(console: Console, score: StageScore) -> None:
     stage = score.stage
     put(
         console,
-        Text.assemble((f"Stage {stage.key}", "bold"), f"  {stage.title}  ", ("not graded", "bold")),
+        Text.assemble(_name(stage), f"  {stage.title}  ", ("not graded", "bold")),
         Padding(Text(score.note, "yellow"), (0, 0, 0, 2)),
         Text(),
     )
@@ -79,7 +79,7 @@ def show_void(console: Console, score: StageScore) -> None:
 
 def _heading(console: Console, score: StageScore, record: ScoreRecord | None) -> RenderableType:
     stage = score.stage
-    left = Text.assemble((f"Stage {stage.key}", "bold"), f"  {stage.title}")
+    left = Text.assemble(_name(stage), f"  {stage.title}")
     if record is not None and record.dropped:
         right = Text(f"was {record.best}, now {score.points} of {score.total} points", "yellow")
     else:
@@ -89,6 +89,10 @@ def _heading(console: Console, score: StageScore, record: ScoreRecord | None) ->
     line.add_column(justify="right")
     line.add_row(left, right)
     return Group(line, Text("─" * console.width, "dim"))
+
+
+def _name(stage: Stage) -> tuple[str, str]:
+    return stage.heading, "bold"
 
 
 def _points(score: StageScore) -> Table:
@@ -229,7 +233,7 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
     table = Table.grid(padding=(0, 2))
     for column in range(5):
         table.add_column(justify="right" if column == 2 else "left")
-    for stage in course.stages:
+    for stage in course.units:
         record = records.get(stage.number)
         points = f"{record.points if record else 0} of {stage.points}"
         word = "not graded yet"
@@ -246,7 +250,7 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
         )
     put(console, table)
     earned = sum(record.points for record in records.values())
-    total = sum(stage.points for stage in course.stages)
+    total = sum(stage.points for stage in course.units)
     put(console, Padding(Text(f"{earned} of {total} points", "bold"), (1, 0, 1, 2)))
 
 

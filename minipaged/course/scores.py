@@ -154,7 +154,7 @@ def score(
         checks = tuple(
             _check(check, rounds)
             if check.name in asked
-            else CheckScore(check, _ABSENT[state], submission.files[task.part].error)
+            else CheckScore(check, _ABSENT[state], submission.error_of(task))
             for check in task.checks
         )
         tasks.append(TaskScore(task, state, checks))

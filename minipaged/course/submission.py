@@ -57,7 +57,7 @@ class PartFile:
 
 @dataclass(frozen=True)
 class Submission:
-    """The files of one stage.
+    """The files of one stage, or of a checkpoint's parts.
 
     Attributes:
         folder: the one that is laid out as ``exercises/``; None for ``ref`` and where the sources
@@ -75,14 +75,26 @@ class Submission:
         """``ready`` to be graded, or why not.
 
         A task is *not started* if one of its symbols is missing or a stub, *taken* if one of
-        their bodies came from ``minipaged unstick``, *broken* if the file cannot be parsed.
+        their bodies came from ``minipaged unstick``, *broken* if the file cannot be parsed. The
+        task of a checkpoint asks for all of its parts; that a body in them was taken has had its
+        price.
         """
-        file = self.files[task.part]
-        if file.error:
+        if self.error_of(task):
             return "broken"
+        if not task.part:
+            whole = all(file.written for file in self.files.values())
+            return "ready" if whole else "not started"
+        file = self.files[task.part]
         if file.source is None or (file.stubs | file.missing) & set(task.symbols):
             return "not started"
         return "taken" if task.id in file.taken else "ready"
+
+    def error_of(self, task: Task) -> str:
+        """Why a task's file cannot be used; empty if it can. A checkpoint's task names the file."""
+        if task.part:
+            return self.files[task.part].error
+        wrong = (f"{name}.py, {file.error}" for name, file in self.files.items() if file.error)
+        return next(wrong, "")
 
 
 def impl_folder(course: Course, impl: str) -> Path | None:
@@ -110,7 +122,7 @@ def impl_folder(course: Course, impl: str) -> Path | None:
 
 
 def read_submission(course: Course, stage: Stage, impl: str) -> Submission:
-    """Read the files of one stage.
+    """Read the files of one stage, or of a checkpoint's parts.
 
     Args:
         impl: ``mine``, ``solutions``, ``ref`` or a path, as :func:`impl_folder`.
@@ -122,9 +134,10 @@ def read_submission(course: Course, stage: Stage, impl: str) -> Submission:
     folder = impl_folder(course, impl)
     files = {}
     for part in stage.parts:
-        path = part_path(course, stage, part, folder)
+        home, _ = course.parts[part.name]
+        path = part_path(course, home, part, folder)
         source, error = _read(path)
-        files[part.name] = read_part(stage, part, path, source, error)
+        files[part.name] = read_part(home, part, path, source, error)
     return Submission(stage, folder, impl, files)
 
 
@@ -139,8 +152,9 @@ def submission_in_memory(
     files = dict(read_submission(course, stage, "ref").files)
     for part in stage.parts:
         if part.name in sources:
-            path = Path(name, stage.folder, f"{part.name}.py")
-            files[part.name] = read_part(stage, part, path, sources[part.name])
+            home, _ = course.parts[part.name]
+            path = Path(name, home.folder, f"{part.name}.py")
+            files[part.name] = read_part(home, part, path, sources[part.name])
     return Submission(stage, None, name, files)
 
 

@@ -92,7 +92,7 @@ def renumbered(stage, copy):
     return replace(stage, number=key.zfill(2), tasks=tasks)
 
 
-@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("copies", [1, 2])
 def test_classroom50_takes_what_is_written(copies):
     """Bounds of the format: at most 100 tests, unique names, whole points, some seconds."""
     stages = [renumbered(stage, i) for i in range(copies) for stage in load_course().stages]

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from minipaged.course.catalog import Part, Stage, load_course
+from minipaged.course.catalog import Checkpoint, Part, Stage, load_course
 from minipaged.course.judge import linux
 from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import WarmParent
@@ -26,7 +26,7 @@ class Court:
 
     def __init__(self, request: Mapping[str, Any]) -> None:
         self.course = load_course(Path(request["root"]))
-        self.stage = self.course.stage(request["stage"])
+        self.stage = self.course.unit(request["stage"])
         self.seconds = request["seconds"]
         self.grounds = {
             trusted: Grounds(
@@ -94,7 +94,8 @@ class Court:
         if known is not None:
             known.close()
         parent = self._starting.pop(trusted, None) or WarmParent(self.stage.torch)
-        parent.prepare(self._skeletons(trusted), self._modules())
+        serves = isinstance(self.stage, Checkpoint)
+        parent.prepare(self._skeletons(trusted), self._modules(), serves)
         self._parents[trusted] = parent
         return parent
 

@@ -34,5 +34,5 @@ class PartsNamespace:
     def __getattr__(self, name: str) -> Any:
         if name not in self._known:
             raise AttributeError(f"no part has a public {name!r}: {', '.join(sorted(self._known))}")
-        stage, part = self._known[name]
-        return self._resolve(part, name, stage.number == self._stage.number)
+        _, part = self._known[name]
+        return self._resolve(part, name, part in self._stage.parts)

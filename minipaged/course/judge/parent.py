@@ -50,18 +50,21 @@ class WarmParent:
             )
         self._mark = mark
 
-    def prepare(self, skeletons: Mapping[str, str], modules: Sequence[str]) -> None:
+    def prepare(
+        self, skeletons: Mapping[str, str], modules: Sequence[str], serves: bool = False
+    ) -> None:
         """Load the parts.
 
         Args:
             skeletons: module -> text that stands in for it.
             modules: to be loaded.
+            serves: load the engine and a model too.
 
         Raises:
             RuntimeError: it ended; it has said why on standard error.
         """
         try:
-            self.channel.send({"skeletons": skeletons, "modules": list(modules)})
+            self.channel.send({"skeletons": skeletons, "modules": list(modules), "serves": serves})
             ready = self.channel.receive(timeout=120)
         except WireError:
             ready = None

@@ -92,6 +92,14 @@ def generator(seed: int, stage: Stage, test: str) -> np.random.Generator:
 
 
 @pytest.fixture
+def reference() -> Any:
+    """The lab in the grader's own process: what it serves, the reference serves."""
+    from minipaged.course.judge.lab import Lab
+
+    return Lab()
+
+
+@pytest.fixture
 def counterexample(request: pytest.FixtureRequest, rig: Rig) -> Any:
     """The verdict on the submission's trace: ``.message`` is empty where it earns the points."""
     from minipaged.course.counterexample import judge_trace
@@ -124,7 +132,7 @@ def _graded_in(config: pytest.Config, folder: Path) -> tuple[Course, Stage]:
     if folder not in known:
         root = find_root(folder)
         course = load_course(root)
-        known |= {root / "tests" / stage.folder: (course, stage) for stage in course.stages}
+        known |= {root / "tests" / unit.folder: (course, unit) for unit in course.units}
     if folder not in known:
         raise CourseError(f"{folder} is not the folder of a stage's graded tests")
     return known[folder]

@@ -81,6 +81,10 @@ def main(fd: int, with_torch: bool) -> None:
         sys.meta_path.insert(0, Skeletons(setup["skeletons"]))
         for name in setup["modules"]:
             importlib.import_module(name)
+        if setup["serves"]:
+            from minipaged.course.judge.serving import stories
+
+            stories()
         gc.collect()
         gc.freeze()  # what is here now is shared with every worker
         control.send({"ready": True, "rss": psutil.Process().memory_info().rss})

@@ -1,0 +1,121 @@
+"""Checkpoints: the engine on a student's parts alone."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from degenerate_bodies import BODIES, with_bodies
+
+from minipaged.cli import main
+from minipaged.course.catalog import load_course
+from minipaged.course.judge.run import judge_many
+from minipaged.course.mutants import apply, find_mutant, reference_source
+from minipaged.course.scores import score
+from minipaged.course.submission import read_submission, submission_in_memory
+from minipaged.errors import CourseError
+
+COURSE = load_course()
+#: A checkpoint -> mutants of its parts that it must see: (stage, mutant).
+SEEN = {
+    "A": [
+        ("2", "free_forgets_to_count"),
+    ],
+}
+
+
+def in_memory(checkpoint, changed, name):
+    """The reference's parts as a submission, some of them changed.
+
+    Args:
+        changed: part -> text.
+    """
+    return submission_in_memory(COURSE, checkpoint, changed, name)
+
+
+def degenerate(part, body):
+    stage, _ = COURSE.parts[part]
+    symbols = [s for task in stage.tasks if task.part == part for s in task.symbols]
+    return with_bodies(reference_source(COURSE, stage, part), symbols, BODIES[body])
+
+
+@pytest.mark.parametrize("key", SEEN)
+def test_bodies_that_ignore_what_they_are_asked_earn_nothing(key):
+    checkpoint = COURSE.unit(key)
+    parts = [part.name for part in checkpoint.parts]
+    submissions = [
+        in_memory(checkpoint, {part: degenerate(part, body) for part in parts}, body)
+        for body in BODIES
+    ]
+    for each, judged in zip(submissions, judge_many(COURSE, checkpoint, submissions)):
+        statuses = {name: check.status for name, check in judged.checks.items()}
+        assert set(statuses.values()) == {"failed"}, f"{each.name}: {statuses} {judged.note}"
+        assert score(checkpoint, each, [judged], trace_started=False).points == 0
+
+
+@pytest.mark.parametrize("key", SEEN)
+def test_one_wrong_part_is_seen(key):
+    checkpoint = COURSE.unit(key)
+    submissions = []
+    for stage_key, name in SEEN[key]:
+        stage = COURSE.stage(stage_key)
+        mutant = find_mutant(COURSE, stage, name)
+        text = apply(mutant, reference_source(COURSE, stage, mutant.part))
+        submissions.append(in_memory(checkpoint, {mutant.part: text}, name))
+    for each, judged in zip(submissions, judge_many(COURSE, checkpoint, submissions)):
+        failed = [name for name, check in judged.checks.items() if check.status == "failed"]
+        assert failed, f"{each.name}: {judged.note}"
+
+
+# --------------------------------------------------------------------------- on the screen
+@pytest.fixture
+def desk(tmp_path):
+    """A folder laid out as exercises/ in which all parts are the reference's."""
+    folder = tmp_path / "desk"
+    for stage, part in COURSE.parts.values():
+        target = folder / stage.folder / f"{part.name}.py"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(COURSE.root / part.source, target)
+    return folder
+
+
+def test_it_asks_for_all_of_its_parts(desk, capsys):
+    """One task that is not written: nothing runs, and that task is what comes next."""
+    checkpoint = COURSE.unit("A")
+    stage, part = COURSE.parts["copy_on_write"]
+    file = desk / stage.folder / f"{part.name}.py"
+    skeleton = COURSE.root / "exercises" / stage.folder / f"{part.name}.py"
+    file.write_text(skeleton.read_text())
+    submission = read_submission(COURSE, checkpoint, str(desk))
+    assert submission.task_state(checkpoint.tasks[0]) == "not started"
+    assert main(["grade", "A", "--impl", str(desk)]) == 1
+    out = capsys.readouterr().out
+    assert "Checkpoint A" in out
+    assert "0 of 20 points" in out
+    assert "not started" in out
+    assert "Next: task 4.1, " in out
+    assert str(file) in out
+
+
+def test_a_file_that_cannot_be_read_is_named(desk, capsys):
+    stage, part = COURSE.parts["block_table"]
+    (desk / stage.folder / f"{part.name}.py").write_text("def broken(:\n")
+    assert main(["grade", "a", "--impl", str(desk)]) == 1
+    out = capsys.readouterr().out
+    assert "cannot be read" in out
+    assert "block_table.py, line 1: " in out
+
+
+def test_units_are_in_the_order_of_the_course():
+    numbers = [unit.number for unit in COURSE.units]
+    for checkpoint in COURSE.checkpoints:
+        assert numbers[numbers.index(checkpoint.number) - 1] == checkpoint.after
+    with pytest.raises(CourseError, match=r"there is no stage 'Q': .*; the checkpoints are A"):
+        COURSE.unit("Q")
+    with pytest.raises(CourseError, match="there is no stage 'A'"):
+        COURSE.stage("A")
+
+
+def test_the_overview_has_a_line_for_it(capsys):
+    main(["grade"])
+    assert "  A   Text and three samples, on your parts only" in capsys.readouterr().out
