@@ -31,8 +31,8 @@ def status_of(seq: Any) -> str:
 
 
 def entries(plan: Any) -> dict[str, Any]:
-    """What a plan says of blocks and requests."""
-    return {
+    """What a plan says of blocks and requests, without the lists that are empty."""
+    lists = {
         "swap_out": plan.swap_out,
         "swap_in": plan.swap_in,
         "copies": plan.copies,
@@ -40,6 +40,7 @@ def entries(plan: Any) -> dict[str, Any]:
         "resumed": plan.resumed,
         "admitted": plan.admitted,
     }
+    return {name: entry for name, entry in lists.items() if entry != []}
 
 
 def booked(entry: Any) -> Any:
@@ -48,16 +49,6 @@ def booked(entry: Any) -> Any:
         return entry.request_id, entry.mode
     except AttributeError:
         return entry
-
-
-EMPTY: dict[str, list[Any]] = {
-    "swap_out": [],
-    "swap_in": [],
-    "copies": [],
-    "preempted": [],
-    "resumed": [],
-    "admitted": [],
-}
 
 
 def draw_tokens(rng: np.random.Generator, count: int) -> list[int]:

@@ -7,7 +7,7 @@ from pressure_model import Family, Memory, booked, draw_tokens, status_of
 
 from minipaged.course.testing import expect
 
-GPU, HOST = 15, 7
+GPU, HOST = 12, 7
 
 
 class Script:

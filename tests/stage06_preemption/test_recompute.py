@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pressure_model import (
-    EMPTY,
     Family,
     Memory,
     draw_pairs,
@@ -37,7 +36,7 @@ def test_a_recomputed_group_holds_nothing(parts, lab, rng):
             kv = lab.paged_kv(gpu=GPU, block_size=block_size)
             group = siblings.run(lab, kv, first_id=2)
             parts.Preemption(kv, "recompute").recompute(group)
-            why = f"recompute() of {count} running sequences with the tables {siblings.told()}"
+            why = f"recompute() of a group of {count} with the tables {siblings.told()}"
             expect(kv.num_free_gpu_blocks, GPU, f"{why}: free blocks of {GPU}")
             ids = range(2, 2 + count)
             tables = {seq: kv.block_table(seq) for seq in ids}
@@ -57,21 +56,22 @@ def test_a_recompute_takes_no_token_away(parts, lab, rng):
         group = lab.running_group(prompt=siblings.prompt, tokens=siblings.tokens, ended=ended)
         kv = lab.block_counter(gpu=0, cpu=0, pairs={"r0": draw_pairs(rng, 4)})
         was = {seq: found for seq, found in state(group).items() if seq in ended}
-        preemption, plan = parts.Preemption(kv, "auto"), lab.step_plan()
+        preemption, plan = parts.Preemption(kv, "recompute"), lab.step_plan()
         preemption.preempt(group, plan)
         length = len(siblings.tokens[0])
         why = (
-            f"a group of {count}, prompt of {siblings.prompt}, {length} tokens each, {ended} ended"
+            f"a group of {count}, {len(ended)} of which have ended, with a prompt of "
+            f"{siblings.prompt} and {length} tokens each, recomputed"
         )
         live = [i for i in range(count) if i not in ended]
         got = {seq.seq_id: seq.token_ids for seq in group.live}
-        expect(got, {i: siblings.tokens[i] for i in live}, f"{why}, recomputed: its tokens")
+        expect(got, {i: siblings.tokens[i] for i in live}, f"{why}: its tokens")
         for seq in group.live:
-            expect(seq.num_prompt_tokens, siblings.prompt, f"{why}, recomputed: num_prompt_tokens")
+            expect(seq.num_prompt_tokens, siblings.prompt, f"{why}: num_prompt_tokens")
         now = {seq: found for seq, found in state(group).items() if seq in ended}
-        expect(now, was, f"{why}, recomputed: status and num_computed of who has ended")
-        want = {**EMPTY, "preempted": [("r0", "recompute")]}
-        expect(entries(plan), want, f"{why}, recomputed: the plan")
+        expect(now, was, f"{why}: status and num_computed of who has ended")
+        want = {"preempted": [("r0", "recompute")]}
+        expect(entries(plan), want, f"{why}: the plan")
 
 
 def starts_of(tables, num_tokens, block_size):
@@ -170,7 +170,7 @@ def test_a_host_without_room_takes_no_part_of_a_group(parts, lab, rng):
             why = (
                 f"preempt() in mode {mode}: {count} sequences, {blocks} blocks, {room} on the host"
             )
-            want = {**EMPTY, "preempted": [("r0", "recompute")]}
+            want = {"preempted": [("r0", "recompute")]}
             expect(entries(plan), want, f"{why}: the plan")
             states = dict.fromkeys(range(count), ("waiting", 0))
             expect(state(group), states, f"{why}: status and num_computed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pressure_model import EMPTY, draw_pairs, draw_tokens, entries, state
+from pressure_model import draw_pairs, draw_tokens, entries, state
 
 from minipaged.course.testing import expect
 
@@ -49,7 +49,7 @@ def test_all_siblings_leave_together(parts, lab, rng):
     pairs = {f"r{i}": draw_pairs(rng, int(rng.integers(2, 6))) for i in (0, 10, 20)}
     kv = lab.block_counter(gpu=0, cpu=20, pairs=pairs)
     preemption, plan = parts.Preemption(kv, "swap"), lab.step_plan()
-    want = {**EMPTY, "swap_out": [], "preempted": []}
+    want = {"swap_out": [], "preempted": []}
     for first_id, count in ((0, 3), (20, 1), (10, int(rng.integers(2, 5)))):
         group = running(lab, rng, first_id, count)
         name, was = group.request_id, state(group)
@@ -58,7 +58,7 @@ def test_all_siblings_leave_together(parts, lab, rng):
         preemption.preempt(group, plan)
         want["swap_out"] = [*want["swap_out"], *pairs[name]]
         want["preempted"] = [*want["preempted"], (name, "swap")]
-        why = f"preempt({name}), which swaps {count} running sequences"
+        why = f"preempt({name}), which swaps a group of {count}"
         expect(state(group), with_status(was, "swapped"), f"{why}: status and num_computed")
         expect(entries(plan), want, f"{why}: the plan")
         expect(group.num_preemptions, times + 1, f"{why}: its num_preemptions")
@@ -137,7 +137,7 @@ def test_a_group_comes_back_if_its_next_token_fits_too(parts, lab, rng):
         plan.swap_in, plan.resumed = list(others), ["r1"]
         expect(preemption.resume(group, plan, headroom), True, f"{why} and {room} free blocks")
         pairs = [*others, *((host, device) for device, host in out)]
-        want = {**EMPTY, "swap_in": pairs, "resumed": ["r1", "r3"]}
+        want = {"swap_in": pairs, "resumed": ["r1", "r3"]}
         expect(entries(plan), want, f"{why}: the plan, in which r1 is back already")
         expect(state(group), with_status(was, "running"), f"{why}: status and num_computed")
         expect(kv.held, {"r3": "device"}, f"{why}: where the blocks are")
@@ -155,7 +155,7 @@ def test_a_group_that_does_not_fit_changes_nothing(parts, lab, rng):
         )
         for _ in range(2):
             expect(preemption.resume(group, plan, headroom), False, why)
-            expect(entries(plan), EMPTY, f"{why}: the plan")
+            expect(entries(plan), {}, f"{why}: the plan")
             expect(state(group), was, f"{why}: status and num_computed")
             expect(kv.held, {"r3": "host"}, f"{why}: where the blocks are")
         if headroom:
