@@ -88,11 +88,15 @@ def blocks_for_next_token(tables: Iterable[BlockTable]) -> int:
     take, and changes nothing. Whoever else holds a block gets no token meanwhile.
 
     Args:
-        tables: those of all live sequences of the group, of one pool.
+        tables: those of all live sequences of the group, of one pool; perhaps as an iterator,
+            which can be gone through once.
 
     Example (``B = 4``): three tables that share ``[0, 1*]`` need 2: two of them copy block 1, and
     the last holder writes in place. If somebody else holds block 1 too, they need 3. Three tables
-    that share ``[0, 1]``, both full, need 3.
+    that share ``[0, 1]``, both full, need 3. It makes no difference how they come::
+
+        blocks_for_next_token([a, b, c])          # 2
+        blocks_for_next_token(iter([a, b, c]))    # 2
     """
     need = 0
     left: dict[int, int] = {}  # references to a block, once those before have taken a copy
