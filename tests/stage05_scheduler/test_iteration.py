@@ -50,12 +50,12 @@ def test_admission_is_told_what_the_step_holds(parts, lab, rng):
         w.plan(asked=True)
     # After a recompute preemption, what was generated is computed, too.
     w = world(parts, lab, blocks=4)
-    w.put("running", draw(rng, 5, 9))
-    w.put("running", draw(rng, 5, 9))
-    for _ in range(9):
-        step = w.plan(asked=True)
-        w.advance(ends=("a0",) if step.preempted else ())
-    expect(w.model.groups["a"].streams, [], "the first has ended for the second to come back")
+    w.put("running", 9)
+    w.put("running", draw(rng, 2, 5))
+    w.put("running", 5, priority=1)
+    w.plan()
+    w.advance(ends=("a0", "b0"))
+    w.plan(asked=True)
 
 
 def test_the_first_that_must_wait_stops_the_scan(parts, lab, rng):
@@ -74,6 +74,14 @@ def test_the_first_that_must_wait_stops_the_scan(parts, lab, rng):
     w.put("running", draw(rng, 6, 8))
     w.add(4 * draw(rng, 7, 9))
     w.add(draw(rng, 1, 4))
+    w.plan()
+    # b and d are preempted for a, and leave a block that would do for b.
+    w = world(parts, lab, blocks=6, victims=("b",))
+    w.put("running", 5, 3)
+    w.put("running", draw(rng, 2, 5))
+    w.put("running", draw(rng, 2, 5))
+    w.put("running", 4 * 3)
+    w.add(1)
     w.plan()
 
 
