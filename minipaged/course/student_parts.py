@@ -97,11 +97,11 @@ def load_parts(
     submissions: dict[tuple[str, str], Submission] = {}
     for name, (impl, by_name) in wishes.items():
         stage, part = course.parts[name]
-        if by_name and only is None and not _seats(part):
+        if by_name and only is None and not seats(part):
             raise CourseError(
                 f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
             )
-        if impl == "ref" or (name not in only if only is not None else not _seats(part)):
+        if impl == "ref" or (name not in only if only is not None else not seats(part)):
             continue
         if (stage.number, impl) not in submissions:
             submissions[stage.number, impl] = read_submission(course, stage, impl)
@@ -212,7 +212,7 @@ def _module(part: Part, file: PartFile) -> ModuleType:
         ) from error
 
 
-def _seats(part: Part) -> dict[str, str]:
+def seats(part: Part) -> dict[str, str]:
     """The fields of :class:`Parts` that this part fills -> the name in its module. Some parts have
     none: they are for grading and for the lessons."""
     if part.module == "minipaged.attention.reference":
@@ -225,7 +225,7 @@ def _seats(part: Part) -> dict[str, str]:
 
 
 def _fill(part: Part, module: ModuleType) -> dict[str, Any]:
-    return {field: getattr(module, name) for field, name in _seats(part).items()}
+    return {field: getattr(module, name) for field, name in seats(part).items()}
 
 
 # --------------------------------------------------------------------------- what is said

@@ -7,7 +7,7 @@ another: it must not depend on addresses, timings or the order of a set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -91,6 +91,39 @@ def _told(error: Exception) -> str:
     in the submission."""
     notes = getattr(error, "__notes__", None)
     return str(notes[0]) if notes else f"{type(error).__name__}: {error}"
+
+
+def expect_same_outputs(
+    mine: Mapping[str, Any],
+    want: Mapping[str, Any],
+    requests: Sequence[Mapping[str, Any]],
+    block_size: int,
+) -> None:
+    """Fail at the first token of an engine's outputs that is another than the reference's, and say
+    where in the cache what chose it stands.
+
+    Args:
+        mine, want: what :func:`minipaged.course.judge.serving.serve` returned.
+        requests: what was served.
+
+    Raises:
+        AssertionError: as that of :func:`expect`.
+    """
+    for number, request in enumerate(requests):
+        length = len(request["prompt"])
+        who = f"request {number}, a prompt of {length} tokens"
+        theirs = want["outputs"][number]
+        expect(len(mine["outputs"][number]), len(theirs), f"{who}: outputs")
+        for index, (got, wanted) in enumerate(zip(mine["outputs"][number], theirs)):
+            which = f"{who}, output {index}" if len(theirs) > 1 else who
+            for at, (token, other) in enumerate(zip(got["token_ids"], wanted["token_ids"])):
+                # The logits of position p choose the token of position p + 1.
+                block, offset = divmod(length + at - 1, block_size)
+                where = f"block {block} of its table, offset {offset}"
+                expect(token, other, f"{which}: token {at}, which follows the one in {where}")
+            expect(len(got["token_ids"]), len(wanted["token_ids"]), f"{which}: tokens")
+            for key, what in (("text", "its text"), ("finish", "why it ended")):
+                expect(got[key], wanted[key], f"{which}: {what}")
 
 
 def state_of(pool: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from own_parts import expect_same_outputs, prompt_of, serve_both
+from story_prompts import prompt_of
 
-from minipaged.course.testing import expect
+from minipaged.course.testing import expect, expect_same_outputs
 
 
 def request_of(rng, length, max_tokens=12):
@@ -22,7 +22,7 @@ def request_of(rng, length, max_tokens=12):
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 16])
-def test_three_samples_are_those_of_the_reference(parts, lab, reference, rng, block_size):
+def test_three_samples_are_those_of_the_reference(serve, reference_serve, rng, block_size):
     """Whether the prompt fills its last block or not, and beside requests that do not fork."""
     whole = block_size * int(rng.integers(1, 30 // block_size + 1))
     requests = [
@@ -31,23 +31,21 @@ def test_three_samples_are_those_of_the_reference(parts, lab, reference, rng, bl
         request_of(rng, whole + 1),
         request_of(rng, whole + block_size - 1),
     ]
-    mine, want = serve_both(
-        parts, lab, reference, requests, block_size=block_size, num_gpu_blocks=240
-    )
+    engine = {"model": "stories", "block_size": block_size, "num_gpu_blocks": 240}
+    mine, want = serve(requests, **engine), reference_serve(requests, **engine)
     expect_same_outputs(mine, want, requests, block_size)
 
 
 @pytest.mark.parametrize("over", [0, 1, 3])
-def test_the_samples_hold_their_prompt_once(parts, lab, reference, rng, over):
+def test_the_samples_hold_their_prompt_once(serve, reference_serve, rng, over):
     """``P`` tokens of prompt in blocks of 4, ``P % 4 == over``: after one more token each, the full
     blocks are still one copy, and each sample has one block of its own."""
     block_size = 4
     full = int(rng.integers(2, 8))
     length = block_size * full + over
     requests = [request_of(rng, length)]
-    mine, want = serve_both(
-        parts, lab, reference, requests, block_size=block_size, num_gpu_blocks=64
-    )
+    engine = {"model": "stories", "block_size": block_size, "num_gpu_blocks": 64}
+    mine, want = serve(requests, **engine), reference_serve(requests, **engine)
     expect_same_outputs(mine, want, requests, block_size)
     prompt = f"3 samples of a prompt of {length} tokens, in blocks of {block_size}"
     step = mine["steps"][1]

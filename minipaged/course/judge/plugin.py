@@ -1,5 +1,6 @@
 """The pytest plugin of graded tests: the options ``--impl`` and ``--seed``, and the fixtures
-``parts``, ``lab``, ``rng`` and ``counterexample``.
+``parts``, ``lab``, ``rng`` and ``counterexample``; for checkpoints ``serve`` and
+``reference_serve``.
 
 The same tests run in one process for debugging (``pytest tests/stage03_block_table --impl mine``)
 and under the judge, which puts an :data:`~minipaged.course.judge.rig.OpenRig` of its own into
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +94,26 @@ def generator(seed: int, stage: Stage, test: str) -> np.random.Generator:
 
 
 @pytest.fixture
-def reference() -> Any:
-    """The lab in the grader's own process: what it serves, the reference serves."""
+def serve(request: pytest.FixtureRequest, rig: Rig) -> Any:
+    """The whole engine on the submission's parts, which a checkpoint names:
+    :func:`minipaged.course.judge.serving.serve` without its ``parts``."""
+    from minipaged.course.student_parts import seats
+
+    _, unit = _graded(request)
+    own = {
+        field: getattr(rig.parts, name)
+        for part in unit.parts
+        for field, name in seats(part).items()
+    }
+    return partial(rig.lab.serve, parts=own)
+
+
+@pytest.fixture
+def reference_serve() -> Any:
+    """The same on the reference's parts, in the grader's own process."""
     from minipaged.course.judge.lab import Lab
 
-    return Lab()
+    return partial(Lab().serve, parts={})
 
 
 @pytest.fixture
