@@ -75,13 +75,14 @@ def test_the_tables_may_come_as_an_iterator(parts, lab, rng):
 
 
 def test_all_of_a_group_copy_from_a_prefix_that_stays(parts, lab, rng):
-    """The prefix keeps the block, and gets no token itself."""
+    """The prefix keeps the block, and gets no token itself; nor do other forks of it that wait."""
     for block_size in (4, int(rng.integers(3, 9))):
         num_tokens = block_size + int(rng.integers(1, block_size))
-        for n in (3, 1, int(rng.integers(2, 6))):
-            shape = siblings(n, "pq") | {"prefix": "pq"}
-            world = World(parts, lab, Model.of(rng, block_size, shape, num_tokens))
-            world.need(name for name in shape if name != "prefix")
+        for n, waiting in ((3, 0), (1, 2), (2, 1), (int(rng.integers(2, 5)), 2)):
+            group = siblings(n, "pq")
+            others = dict.fromkeys(["prefix", "y", "z"][: 1 + waiting], "pq")
+            world = World(parts, lab, Model.of(rng, block_size, group | others, num_tokens))
+            world.need(group)
 
 
 def test_readers_in_other_groups_take_no_copy(parts, lab, rng):
