@@ -81,6 +81,25 @@ UNRELATED = {
         ("copy_on_write", "cache[target] = cache[source]", "cache[source] = cache[target]"),
         ("copy_on_write", "need += 1\n            continue", "continue"),
     ],
+    "5": [
+        ("admission", "Verdict.LATER if reason else Verdict.OK", "Verdict.OK"),
+        ("admission", 'return "sequence limit"', 'return "token budget"'),
+        ("scheduler", "self.decode(decoding, plan)", "self.decode(decoding[::-1], plan)"),
+        ("scheduler", "self.enqueue(self.running, group)", "self.running.insert(0, group)"),
+        ("scheduler", "group.started = True", "group.started = decision.done"),
+        ("scheduler", "self.book_computed()\n", "pass\n"),
+    ],
+    "6": [
+        ("preemption", "group.num_preemptions += 1", "group.num_preemptions = 1"),
+        ("preemption", "plan.swap_in += self.kv.swap_in(group)", "self.kv.swap_in(group)"),
+        ("preemption", "group.prefilling = False", "group.prefilling = True"),
+        ("preemption", "seq.status = Status.WAITING", "seq.status = Status.SWAPPED"),
+        ("swap", "return list(moved.items())", "return list(moved.items())[1:]"),
+        ("swap", "block for table in tables for", "block for table in list(tables)[1:] for"),
+        ("transfer_cost", "num_tokens + 1) // 2", "num_tokens + 1)"),
+        ("transfer_cost", "* link.transfer_seconds", "* link.transfer_seconds / 2"),
+        ("transfer_cost", "-(-num_tokens // block_size)", "num_tokens // block_size"),
+    ],
 }
 DIFFERENT = COURSE.root / "tests" / "course" / "different"
 
