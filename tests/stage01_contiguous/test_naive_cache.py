@@ -48,7 +48,7 @@ def test_growth_moves_all_that_was_there(parts, rng, case):
         moved += length[seq_id] * token
         length[seq_id] += count
         total = sum(length.values()) * token
-        when = f"after {count} tokens more of sequence {seq_id}, at {token} bytes a token"
+        when = f"after append({seq_id}, …) of {count} tokens, at {token} bytes a token"
         expect(cache.bytes_copied, moved, f"bytes_copied {when}")
         expect(cache.bytes_used, total, f"bytes_used {when}")
         expect(cache.bytes_reserved, total, f"bytes_reserved {when}, with no max_model_len")

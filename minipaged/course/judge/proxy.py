@@ -253,7 +253,7 @@ class RemoteLab:
         self._client = client
 
     def scene(self, state: str, **objects: Any) -> None:
-        self._client.transcript.begin(f"in the state {state}")
+        self._client.transcript.begin(f"in {state}")
         self.named(**objects)
 
     def named(self, **objects: Any) -> None:
