@@ -16,7 +16,8 @@ def managers(parts, lab, num_blocks, block_size, max_model_len):
         pool = parts.BuddyAllocator(num_blocks, chunk)
         kv = parts.ContiguousKVManager(pool, block_size, max_model_len, system)
         what = f"{num_blocks} blocks of {block_size}, reserved by {system}, at most {max_model_len}"
-        lab.scene(f"an empty pool of {what} tokens each", kv=kv, pool=pool)
+        made = {"contiguous_kvmanager": kv, "buddy_allocator": pool}
+        lab.scene(f"an empty pool of {what} tokens each", **made)
         yield system, kv
 
 
