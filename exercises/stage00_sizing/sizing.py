@@ -2,8 +2,9 @@
 table 1).
 
 Units are in the names: ``_bytes`` are bytes, ``num_tokens`` and slots are tokens, blocks are
-``block_size`` slots. With tensor parallelism every number of bytes or blocks is that of *one*
-rank: all ranks hold the same blocks, each with its own heads (paper, section 4.6).
+``block_size`` slots. A *rank* is one of the cards that a model is spread over (tensor parallelism).
+Every number of bytes or blocks here is that of *one* rank: all ranks hold the same blocks, each
+with its own heads (paper, section 4.6).
 
 Bytes, tokens, slots and blocks are whole numbers; so is every result, and each is an ``int``.
 Sizes of tokens and blocks, in bytes or in slots, are at least 1.
@@ -61,7 +62,7 @@ def kv_bytes_per_token(model: ModelConfig, dtype_bytes: int, tensor_parallel: in
         dtype_bytes: bytes of one number (float16: 2).
 
     Example: OPT-13B (40 layers, 40 heads of 128) in float16 needs 819,200 B: the paper's
-    800 KB a token (section 3).
+    800 KB a token (section 3; its KB are 1,024 bytes).
 
     Raises:
         ConfigError: as :func:`kv_heads_per_rank`.
@@ -93,7 +94,8 @@ def kv_budget_bytes(
         activation_bytes: kept for all that is neither weights nor KV cache.
 
     Returns:
-        Whole bytes, rounded down; negative by as much as the model is too large.
+        Whole bytes: what the engine may use is rounded down, as the product comes out in floats,
+        before anything is taken from it. Negative by as much as the model is too large.
     """
     raise NotImplementedError("stage 0, task 0.2: see lessons/00-sizing.md")
 
@@ -101,7 +103,8 @@ def kv_budget_bytes(
 def slots_that_fit(budget_bytes: int, token_bytes: int) -> int:
     """Token slots in a budget, before they are cut into blocks; 0 for a negative budget.
 
-    Example: 12 GiB at OPT-13B's 819,200 B are 15,728 slots: the paper's 15.7K (table 1).
+    Example: 12 GiB, neither more nor less, at OPT-13B's 819,200 B are 15,728 slots: the paper's
+    15.7K (table 1).
     """
     raise NotImplementedError("stage 0, task 0.2: see lessons/00-sizing.md")
 
@@ -115,7 +118,10 @@ def blocks_that_fit(budget_bytes: int, block_bytes: int) -> int:
 
 
 def watermark_blocks(num_blocks: int, watermark: float) -> int:
-    """Blocks that admission leaves free: that fraction of the pool, rounded down."""
+    """Blocks that admission leaves free: that fraction of the pool, rounded down.
+
+    The product is that of floats: 0.29 of 100 blocks are 28, as ``100 * 0.29`` is 28.999….
+    """
     raise NotImplementedError("stage 0, task 0.2: see lessons/00-sizing.md")
 
 

@@ -54,7 +54,7 @@ class MemoryClasses:
         token_states: holds the key and value of a token.
         reserved: empty now, and will hold a token of the sequence that it is reserved for.
         internal: was asked for, and will never be used: internal fragmentation.
-        external: everything else: free slots, too scattered or too few for the next request,
+        external: everything else: free slots, whether or not the next request could have them,
             and what an allocator adds to a request by rounding up ("external and other").
     """
 
@@ -119,15 +119,18 @@ def sequence_memory(
     None, ``max_model_len``. The slots are those of the sequence's block table.
 
     Args:
-        groups: the running groups. The sequences of a group have one prompt.
+        manager: has ``block_size`` and ``block_table(seq_id)``.
+        groups: the running groups. ``group.live`` is the list of a group's live sequences, which
+            have one prompt; each has ``seq_id``, ``num_prompt_tokens`` and ``num_computed``.
         reservation: what a group has reserved (``ContiguousKVManager.reservation``); None for a
             paged manager, where nothing is asked for beyond what a table holds.
 
     Returns:
         One for each live sequence, group by group. Behind those of a group with a reservation
-        comes one without tokens for each of its spare regions. In a paged manager tables may begin
-        with the same blocks: ``shared_slots`` are the slots of blocks that the table of an
-        earlier sequence has, too. Reserved regions share nothing.
+        comes one for each of its spare regions: it has no tokens yet, and the final length and the
+        requested slots of the others, since a fork may still come to fill it. In a paged manager
+        tables may begin with the same blocks: ``shared_slots`` are the slots of blocks that the
+        table of an earlier sequence has, too. Reserved regions share nothing.
     """
     raise NotImplementedError("stage 1, task 1.4: see lessons/01-contiguous.md")
 

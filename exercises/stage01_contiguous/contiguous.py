@@ -97,7 +97,7 @@ class ContiguousKVManager:
         max_model_len: most tokens of a sequence, prompt and output.
         reservation: which of the three systems.
 
-    So 983 blocks of 16 (OPT-13B on an A100) hold 7 regions of 2048 tokens: ``max`` runs 7
+    So 982 blocks of 16 (OPT-13B on an A100) hold 7 regions of 2048 tokens: ``max`` runs 7
     requests at a time, whatever their lengths.
     """
 

@@ -43,7 +43,7 @@ class NaiveKVCache:
         dtype: a numpy floating-point type; what is appended is converted to it.
         max_model_len: None: an array has exactly the size of its sequence, so each append
             moves the sequence to a larger one. A number: room for that many tokens is reserved
-            when a sequence gets its first, and nothing ever moves.
+            at a sequence's first append, and nothing ever moves.
 
     Attributes:
         bytes_copied: bytes of keys and values that were moved from one array to a larger one,
@@ -76,7 +76,8 @@ class NaiveKVCache:
         self._sequences: dict[int, _Stored] = {}
 
     def append(self, seq_id: int, k: Array, v: Array) -> None:
-        """Add tokens at the end of a sequence; the first append of an id starts it.
+        """Add tokens at the end of a sequence; the first append of an id starts it, even if it
+        adds none.
 
         What is stored is a copy: the caller may change ``k`` and ``v`` afterwards.
 

@@ -13,8 +13,8 @@ Stage 4, copy-on-write::
     also    robustness 9 points, counterexample.toml 5 points
     check   minipaged grade 4
     stuck   minipaged hint 4.1
-    use it  minipaged generate --parts mine --model opt-stories --raw -n 3 "Once upon a time"
-    next    minipaged grade: how far you are
+    use it  minipaged generate "Once" --model opt-stories --raw -n 3 --temperature 0.8 --parts mine
+    next    lessons/05-scheduler.md
 """
 
 from __future__ import annotations
@@ -88,10 +88,14 @@ def blocks_for_next_token(tables: Iterable[BlockTable]) -> int:
     take, and changes nothing. Whoever else holds a block gets no token meanwhile.
 
     Args:
-        tables: those of all live sequences of the group, of one pool.
+        tables: those of all live sequences of the group, of one pool; perhaps as an iterator,
+            which can be gone through once.
 
     Example (``B = 4``): three tables that share ``[0, 1*]`` need 2: two of them copy block 1, and
     the last holder writes in place. If somebody else holds block 1 too, they need 3. Three tables
-    that share ``[0, 1]``, both full, need 3.
+    that share ``[0, 1]``, both full, need 3. It makes no difference how they come::
+
+        blocks_for_next_token([a, b, c])          # 2
+        blocks_for_next_token(iter([a, b, c]))    # 2
     """
     raise NotImplementedError("stage 4, task 4.4: see lessons/04-copy-on-write.md")
