@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from minipaged.config import CacheConfig, SchedulerConfig
+from minipaged.course.student_parts import default_spec
 from minipaged.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def add_parts_argument(parser: argparse.ArgumentParser) -> None:
     """Whose parts the engine is built from."""
     parser.add_argument(
         "--parts",
-        default="ref",
+        default=default_spec(),
         metavar="SPEC",
         help="whose parts the engine is built from: ref, mine (what is written in exercises/), "
         "a folder laid out like it, or PART=mine,PART=FOLDER,… (default: %(default)s)",

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from minipaged.config import CacheConfig, ConfigError, ModelConfig
-from minipaged.course.student_parts import explained, load_parts
+from minipaged.course.student_parts import default_spec, explained, load_parts
 from minipaged.errors import MinipagedError
 from minipaged.hardware import GPUS, GiB, Gpu
 from minipaged.kvcache import sizing
@@ -615,7 +615,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--parts", default="ref", metavar="SPEC",
+        "--parts", default=default_spec(), metavar="SPEC",
         help="whose arithmetic: ref, mine (exercises/stage00_sizing/, and for --preemption "
         "stage06_preemption/) or a folder laid out like exercises/ (default: %(default)s)",
     )  # fmt: skip

@@ -10,7 +10,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,8 @@ class Stage:
         torch: do the graded tests need torch in the submission's process?
         robustness: checks that count only where their parent task is whole.
         use: a command that runs on what was written; by default one that serves a prompt.
+        closed: the package has no reference for it, only the skeletons: this is a copy for a class.
+        trace_is_sent_in: its counterexample cannot be tried here, for want of a reference.
     """
 
     number: str
@@ -137,6 +139,8 @@ class Stage:
     robustness: tuple[Check, ...]
     counterexample: Counterexample | None
     use: str
+    closed: bool = False
+    trace_is_sent_in: bool = False
 
     @property
     def label(self) -> str:
@@ -171,11 +175,11 @@ class Stage:
         return sum(check.points for check in self.checks())
 
     def checks(self) -> Iterator[Check]:
-        """All checks, in the order of the score card."""
+        """All checks that can be made here, in the order of the score card."""
         for task in self.tasks:
             yield from task.checks
         yield from self.robustness
-        if self.counterexample is not None:
+        if self.counterexample is not None and not self.trace_is_sent_in:
             yield self.counterexample_check
 
     @property
@@ -228,6 +232,8 @@ class Course:
 
     Attributes:
         root: the folder of ``course.toml``.
+        given: in a copy for a class, the numbers of the stages whose modules are the reference;
+            None where all are.
     """
 
     title: str
@@ -235,6 +241,7 @@ class Course:
     stages: tuple[Stage, ...]
     checkpoints: tuple[Checkpoint, ...]
     root: Path
+    given: tuple[str, ...] | None = None
 
     @cached_property
     def units(self) -> tuple[Stage, ...]:
@@ -249,6 +256,11 @@ class Course:
     def parts(self) -> dict[str, tuple[Stage, Part]]:
         """Part name -> where it belongs."""
         return {part.name: (stage, part) for stage in self.stages for part in stage.parts}
+
+    @cached_property
+    def closed_parts(self) -> dict[str, tuple[Stage, Part]]:
+        """Those of which the package has only the skeleton."""
+        return {name: home for name, home in self.parts.items() if home[0].closed}
 
     def stage(self, key: str) -> Stage:
         """The stage that a user means by ``3``, ``03``, ``block_table`` or ``stage03_block_table``.
@@ -306,6 +318,15 @@ def find_root(start: Path | None = None) -> Path:
     raise CourseError(
         f"there is no {FILE} in {here} or above it: the course's commands are run in a checkout"
     )
+
+
+def is_class_copy(root: Path | None = None) -> bool:
+    """Was this copy made for a class, by ``minipaged release``? Without a course it was not."""
+    try:
+        root = find_root() if root is None else root
+        return "release" in tomllib.loads((root / FILE).read_text(encoding="utf-8"))
+    except (CourseError, OSError, tomllib.TOMLDecodeError):
+        return False
 
 
 def load_course(root: Path | None = None) -> Course:
@@ -374,13 +395,35 @@ class _Table:
 
 def _course(table: _Table, root: Path) -> Course:
     head = _Table(table.take("course", dict), f"{FILE}: [course]")
-    stages = tuple(_stage(row) for row in table.tables("stage", "stage"))
+    release = _Table(table.take("release", dict, {}), f"{FILE}: [release]")
+    given = release.names("given") if release.data else None
+    release.done()
+    stages = _opened([_stage(row) for row in table.tables("stage", "stage")], given)
     rows = table.tables("checkpoint", "checkpoint", [])
     checkpoints = tuple(_checkpoint(row, stages) for row in rows)
-    course = Course(head.take("title", str), head.take("version", str), stages, checkpoints, root)
+    title, version = head.take("title", str), head.take("version", str)
+    course = Course(title, version, stages, checkpoints, root, given)
     head.done()
     table.done()
     return course
+
+
+def _opened(stages: Sequence[Stage], given: Sequence[str] | None) -> tuple[Stage, ...]:
+    """The stages, which know what is closed. A trace may run on parts of earlier stages."""
+    if given is None:
+        return tuple(stages)
+    for number in given:
+        if number not in [stage.number for stage in stages]:
+            raise _Wrong(f"{FILE}: [release]: there is no stage {number!r}")
+    closed = [stage.number for stage in stages if stage.number not in given]
+    return tuple(
+        replace(
+            stage,
+            closed=stage.number in closed,
+            trace_is_sent_in=any(number <= stage.number for number in closed),
+        )
+        for stage in stages
+    )
 
 
 def _stage(table: _Table) -> Stage:

@@ -3,6 +3,9 @@
 A part is taken from a file when it is *written*: none of its tasks is still the stub. What is not
 written is the reference's. Nothing is mixed inside a part, and nothing falls back in silence.
 
+A copy for a class (``minipaged release``) has no reference for the stages that are closed in it. What
+is not written of them is an error when the engine first needs it, and ``mine`` is the default.
+
 ::
 
     from minipaged import LLM
@@ -16,14 +19,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minipaged.course.catalog import Course, Part, Stage, load_course
+from minipaged.course.catalog import Course, Part, Stage, is_class_copy, load_course
 from minipaged.course.contract import differences
 from minipaged.course.fault import StudentFile, explain, line_in
 from minipaged.course.files import place
@@ -45,12 +48,14 @@ class StudentParts(Parts):
         notes: a line for each part that is not the reference's, and one for those that were to be
             taken and are not written.
         files: those that are in use.
+        absent: module of a part that is neither written nor given -> what to say about it.
     """
 
     spec: str = "ref"
     root: Path = Path()
     notes: tuple[str, ...] = ()
     files: tuple[StudentFile, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def module(self, reference: str) -> ModuleType:
         """All of a part, for those who use more of it than an engine does: the student's file
@@ -58,7 +63,12 @@ class StudentParts(Parts):
 
         Args:
             reference: the module's name, as ``minipaged.kvcache.sizing``.
+
+        Raises:
+            CourseError: there is neither.
         """
+        if reference in self.absent:
+            raise CourseError(self.absent[reference])
         for file in self.files:
             if file.reference == reference:
                 return sys.modules[file.module]
@@ -66,6 +76,12 @@ class StudentParts(Parts):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load_parts, (self.spec, self.root)
+
+
+def default_spec() -> str:
+    """Whose parts a command takes that is not told: the reference's, or in a copy for a class,
+    which has none for some of them, the student's own."""
+    return "mine" if is_class_copy() else "ref"
 
 
 def load_parts(
@@ -76,7 +92,8 @@ def load_parts(
     Args:
         spec: ``mine`` (this checkout's ``exercises``), ``solutions``, ``ref``, or a folder that
             is laid out as ``exercises``: all parts that are written there. Or
-            ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest.
+            ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest (the
+            student's own where this copy has no reference).
         root: of the course; None: that of the working directory.
         only: the parts that matter here; the others' files are not even read. None: those that
             an engine is built from.
@@ -86,13 +103,14 @@ def load_parts(
             file that cannot be loaded; a signature that is not the engine's. The message names
             the file and, where it can, the line.
     """
-    if spec == "ref":
+    if spec == "ref" and not is_class_copy(root):
         return StudentParts()  # without the course: an installed package has none
     course = load_course(root)
     wishes = _wishes(course, spec)
     chosen: dict[str, Any] = {}
     notes: list[str] = []
-    absent: list[str] = []
+    fallbacks: list[str] = []
+    absent: dict[str, str] = {}
     files: list[StudentFile] = []
     submissions: dict[tuple[str, str], Submission] = {}
     for name, (impl, by_name) in wishes.items():
@@ -101,7 +119,9 @@ def load_parts(
             raise CourseError(
                 f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
             )
-        if impl == "ref" or (name not in only if only is not None else not seats(part)):
+        if name not in only if only is not None else not seats(part):
+            continue
+        if impl == "ref" and not stage.closed:
             continue
         if (stage.number, impl) not in submissions:
             submissions[stage.number, impl] = read_submission(course, stage, impl)
@@ -109,22 +129,27 @@ def load_parts(
         file = submission.files[name]
         if not file.written:
             if by_name or file.error:
-                raise CourseError(_cannot_use(stage, file))
-            absent.append(f"{name} ({_what_is_missing(stage, file)})")
+                raise CourseError(_cannot_use(stage, file, impl))
+            if stage.closed:
+                absent[part.module] = _is_needed(stage, file, impl)
+                chosen |= dict.fromkeys(seats(part), _absent(absent[part.module]))
+            else:
+                fallbacks.append(f"{name} ({_what_is_missing(stage, file)})")
             continue
         module = _load(part, file)
         chosen |= _fill(part, module)
         notes.append(f"parts: {name} {_whose(course, submission, file, impl)}")
         files.append(StudentFile(stage.key, file.path, module.__name__, part.module))
-    if absent:
+    if fallbacks:
         folder = place(impl_folder(course, spec) or course.root)
-        notes.append(f"parts: not written in {folder}, so the reference's: {', '.join(absent)}")
+        notes.append(f"parts: not written in {folder}, so the reference's: {', '.join(fallbacks)}")
     return StudentParts(
         **chosen,
         spec=_as_spec(wishes),
         root=course.root,
         notes=tuple(notes),
         files=tuple(files),
+        absent=absent,
     )
 
 
@@ -137,6 +162,8 @@ def explained(parts: Parts) -> Iterator[None]:
     """
     try:
         yield
+    except CourseError:
+        raise  # it tells what to do
     except Exception as error:
         files = parts.files if isinstance(parts, StudentParts) else ()
         story = explain(error, files)
@@ -154,7 +181,8 @@ def _wishes(course: Course, spec: str) -> Wishes:
     if "=" not in spec or Path(spec).is_dir():
         impl = _absolute(spec)
         return dict.fromkeys(course.parts, (impl, False))
-    wishes = {}
+    wishes = dict.fromkeys(course.closed_parts, ("mine", False))
+    named: set[str] = set()
     for wish in spec.split(","):
         name, equals, impl = (word.strip() for word in wish.partition("="))
         if not (name and equals and impl):
@@ -163,8 +191,9 @@ def _wishes(course: Course, spec: str) -> Wishes:
             )
         if name not in course.parts:
             raise CourseError(f"there is no part {name!r}: the parts are {', '.join(course.parts)}")
-        if name in wishes:
+        if name in named:
             raise CourseError(f"{spec!r} says twice whose {name} to take")
+        named.add(name)
         wishes[name] = (_absolute(impl), True)
     return wishes
 
@@ -175,8 +204,9 @@ def _absolute(impl: str) -> str:
 
 def _as_spec(wishes: Wishes) -> str:
     """The spec again: another process may be in another folder."""
-    if all(by_name for _, by_name in wishes.values()):
-        return ",".join(f"{name}={impl}" for name, (impl, _) in wishes.items())
+    named = [f"{name}={impl}" for name, (impl, by_name) in wishes.items() if by_name]
+    if named:
+        return ",".join(named)
     return next(impl for impl, _ in wishes.values())
 
 
@@ -224,18 +254,38 @@ def seats(part: Part) -> dict[str, str]:
     }
 
 
+def _absent(message: str) -> Callable[..., Any]:
+    """What stands where a part would: whoever calls it is told what is missing."""
+
+    def absent(*args: Any, **kwargs: Any) -> Any:
+        raise CourseError(message)
+
+    return absent
+
+
 def _fill(part: Part, module: ModuleType) -> dict[str, Any]:
     return {field: getattr(module, name) for field, name in seats(part).items()}
 
 
 # --------------------------------------------------------------------------- what is said
-def _cannot_use(stage: Stage, file: PartFile) -> str:
+def _cannot_use(stage: Stage, file: PartFile, impl: str) -> str:
     where = place(file.path)
     if file.error:
         return f"{where}, {file.error}. Mend it, or take parts by name: --parts PART=mine"
+    if stage.closed:
+        return _is_needed(stage, file, impl)
     return (
         f"{file.part.name} was asked for by name, and is not written in {where}: "
         f"{_what_is_missing(stage, file)}. With --parts mine the reference stands in for it"
+    )
+
+
+def _is_needed(stage: Stage, file: PartFile, impl: str) -> str:
+    if impl == "ref":
+        return f"this copy of the course has no reference for {file.part.name}: --parts mine"
+    return (
+        f"{file.part.name} is not written ({_what_is_missing(stage, file)}): {stage.label}, "
+        f"{stage.lesson}; write {place(file.path)}, then `minipaged grade {stage.key}`"
     )
 
 
