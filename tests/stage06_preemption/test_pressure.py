@@ -57,10 +57,9 @@ class Script:
             group, *pending = pending
             victim = None
             while victim is not group and not self.kv.can_append(group):
-                candidates = [group, *pending]
-                name = self.preemption.evict(candidates, plan).request_id
-                expect(name, candidates[-1].request_id, f"step {self.step_number}: the victim")
-                victim = candidates[-1]
+                victim = [group, *pending][-1]
+                name = victim.request_id
+                self.preemption.preempt(victim, plan)
                 evicted.append(name)
                 status = status_of(victim.live[0])
                 why = f"step {self.step_number}: is {name} swapped or waiting, not {status}?"
