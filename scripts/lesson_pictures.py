@@ -118,6 +118,16 @@ PICTURES = (
             "free:{2 4 5 8} refs{0:4 1:4 3:4 6:2 7:2}"
         ),
     ),
+    Picture(
+        name="06-full",
+        title="No block is free, and seq0 needs one",
+        state="seq0:[0 1] seq1:[2 4*] seq2:[2 3*] free:{} refs{2:2}",
+    ),
+    Picture(
+        name="06-swapped",
+        title="The later request is in host memory, and shares there what it shared",
+        state="seq0:[0 1 3*] free:{2 4} | cpu seq1:[0 1*] seq2:[0 2*] free:{3} refs{0:2}",
+    ),
 )
 
 
