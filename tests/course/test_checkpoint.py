@@ -19,7 +19,12 @@ COURSE = load_course()
 #: A checkpoint -> mutants of its parts that it must see: (stage, mutant).
 SEEN = {
     "A": [
-        ("2", "free_forgets_to_count"),
+        ("2", "free_many_stops_at_a_shared_block"),
+        ("3", "a_full_block_has_a_block_of_room"),
+        ("3", "heads_and_places_are_taken_for_each_other"),
+        ("4", "only_the_last_block_is_shared"),
+        ("4", "remapped_but_not_copied"),
+        ("4", "a_source_has_one_target"),
     ],
 }
 
