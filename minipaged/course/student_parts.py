@@ -3,8 +3,8 @@
 A part is taken from a file when it is *written*: none of its tasks is still the stub. What is not
 written is the reference's. Nothing is mixed inside a part, and nothing falls back in silence.
 
-A copy for a class (``minipaged release``) has no reference for the stages that are closed in it. What
-is not written of them is an error when the engine first needs it, and ``mine`` is the default.
+A copy for a class (``minipaged release``) has no reference for the stages that are closed in it.
+What is not written of them is an error when the engine first needs it, and ``mine`` is the default.
 
 ::
 

@@ -172,6 +172,22 @@ def trace_path(course: Course, submission: Submission) -> Path | None:
     return None if folder is None else folder / submission.stage.folder / COUNTEREXAMPLE
 
 
+def foundations(course: Course, stage: Stage, submission: Submission) -> dict[str, tuple[str, str]]:
+    """What a copy for a class grades a stage on, where it has no reference for other stages: the
+    submission's own files. Module -> (path, text); those that are missing or no Python are left
+    out."""
+    folder = submission.folder or course.root / "exercises"
+    found = {}
+    for home, part in course.closed_parts.values():
+        if part in stage.parts:
+            continue
+        path = part_path(course, home, part, folder)
+        file = read_part(home, part, path, *_read(path))
+        if file.source is not None and not file.error:
+            found[part.module] = (str(path), file.source)
+    return found
+
+
 def read_part(
     stage: Stage, part: Part, path: Path, source: str | None, error: str = ""
 ) -> PartFile:

@@ -54,12 +54,13 @@ class Court:
         from minipaged.course.judge.namespace import homes
 
         sources = {name: (path, text) for name, (path, text) in job["sources"].items()}
+        own = {module: (path, text) for module, (path, text) in job["own"].items()}
         trusted = job["trusted"]
         self.parent(trusted)
         deadline = time.monotonic() + self.seconds
 
         def open_pen() -> Pen:
-            return Pen(self.parent(trusted), self.grounds[trusted], sources, deadline)
+            return Pen(self.parent(trusted), self.grounds[trusted], sources, deadline, own)
 
         trace = None if job["trace"] is None else Path(job["trace"])
         if self._homes is None:
@@ -107,7 +108,11 @@ class Court:
         return {p.module: skeleton_module_source(self.course, p) for p in self.stage.parts}
 
     def _modules(self) -> list[str]:
-        """What workers may need: all parts that do not need more than the stage does."""
+        """What workers may need: all parts that do not need more than the stage does, and for a
+        checkpoint the engine. What stands on parts that only a worker has, each loads for itself.
+        """
+        own = [p.module for _, p in self.course.closed_parts.values() if p not in self.stage.parts]
+        serving = isinstance(self.stage, Checkpoint) and not own
         return [
             "minipaged.errors",
             *(
@@ -115,7 +120,9 @@ class Court:
                 for stage in self.course.stages
                 if self.stage.torch or not stage.torch
                 for part in stage.parts
+                if part.module not in own
             ),
+            *(["minipaged.course.judge.serving"] if serving else []),
         ]
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class WarmParent:
         Args:
             skeletons: module -> text that stands in for it.
             modules: to be loaded.
-            serves: load the engine and a model too.
+            serves: load a model too.
 
         Raises:
             RuntimeError: it ended; it has said why on standard error.

@@ -87,11 +87,13 @@ class Pen:
         grounds: Grounds,
         sources: Mapping[str, tuple[str, str]],
         deadline: float,
+        own: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         """
         Args:
             sources: part name -> (path, text) of the submission.
             deadline: on the monotonic clock; the whole stage must have ended by then.
+            own: module -> (path, text) of what stands in for a reference that is not here.
         """
         self.parent, self.grounds, self.deadline = parent, grounds, deadline
         self.limits = grounds.limits
@@ -109,7 +111,8 @@ class Pen:
         with theirs:
             confinement = grounds.confinement(str(self._home))
             self.pid = parent.fork(theirs, self._output.fileno(), confinement)
-        self._channel.send({"sources": {name: list(pair) for name, pair in sources.items()}})
+        texts = {"sources": sources, "own": own or {}}
+        self._channel.send({k: {n: list(pair) for n, pair in t.items()} for k, t in texts.items()})
 
     def ask(self, message: dict[str, Any], what: str) -> dict[str, Any]:
         """The worker's answer to a request.

@@ -25,7 +25,7 @@ from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import kill_all
 from minipaged.course.judge.results import CheckResult as CheckResult
 from minipaged.course.judge.results import Judged as Judged
-from minipaged.course.submission import Submission, trace_path
+from minipaged.course.submission import Submission, foundations, trace_path
 from minipaged.errors import CourseError
 
 #: Seconds for one stage and one submission; a solution takes a tenth of it.
@@ -133,6 +133,7 @@ def _job(
             for name, file in submission.files.items()
             if file.source is not None and not file.error
         },
+        "own": foundations(course, stage, submission),
         "seed": seed,
         "checks": [name for name in known if checks is None or name in checks],
     }

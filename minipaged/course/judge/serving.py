@@ -8,15 +8,14 @@ grader's own process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.contracts import Executor, StepLogits, StepPlan
+from minipaged.course.judge.stories import stories
 from minipaged.engine import Engine
 from minipaged.executor.hash_executor import HashExecutor
 from minipaged.llm import LLM
-from minipaged.models.loader import LoadedModel, load_model
 from minipaged.outputs import RequestOutput
 from minipaged.parts import Parts
 from minipaged.sampling.decide import TorchSampling
@@ -24,12 +23,6 @@ from minipaged.sampling_params import SamplingParams
 
 #: Of the hash model, whose answers no arithmetic can blur.
 HASH_VOCABULARY = 64
-
-
-@cache
-def stories() -> LoadedModel:
-    """The model opt-stories. Workers have it from the process that they are forked from."""
-    return load_model("opt-stories", dtype="float32")
 
 
 def serve(

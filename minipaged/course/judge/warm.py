@@ -2,7 +2,7 @@
 and tells the judge how each ended. It never runs a submission.
 
 In it the modules of the graded stage are their skeletons, so importing the answer earns nothing;
-those of all other stages are the reference.
+those of all other stages are the reference, or are left to the worker where this copy has none.
 
 Its arguments are FD [torch]: FD is a socket to the judge.
 """
@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import psutil
 
 from minipaged.course.judge import linux
+from minipaged.course.judge.stand_in import StandIns
 from minipaged.course.judge.wire import Channel, WireError
 from minipaged.course.judge.worker import Confinement, serve
 
@@ -44,29 +41,6 @@ NUMPY = ("numpy.fft", "numpy.linalg", "numpy.random", "numpy.typing")
 TORCH = ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention")
 
 
-class Skeletons(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds the modules of the graded stage, as skeletons."""
-
-    def __init__(self, sources: Mapping[str, str]) -> None:
-        """
-        Args:
-            sources: module name -> text.
-        """
-        self.sources = sources
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self.sources:
-            return None
-        return importlib.util.spec_from_loader(
-            fullname, self, origin=f"<skeleton of {fullname}>", is_package=False
-        )
-
-    def get_source(self, fullname: str) -> str:
-        return self.sources[fullname]
-
-
 def main(fd: int, with_torch: bool) -> None:
     linux.hide_memory()
     linux.adopt_orphans()
@@ -78,11 +52,12 @@ def main(fd: int, with_torch: bool) -> None:
     try:
         setup = control.receive()
         assert setup is not None
-        sys.meta_path.insert(0, Skeletons(setup["skeletons"]))
+        skeletons = {n: (f"<skeleton of {n}>", text) for n, text in setup["skeletons"].items()}
+        sys.meta_path.insert(0, StandIns(skeletons))
         for name in setup["modules"]:
             importlib.import_module(name)
         if setup["serves"]:
-            from minipaged.course.judge.serving import stories
+            from minipaged.course.judge.stories import stories
 
             stories()
         gc.collect()

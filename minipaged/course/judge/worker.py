@@ -23,6 +23,7 @@ from typing import Any
 from minipaged.course.judge import linux
 from minipaged.course.judge.guard import Guard
 from minipaged.course.judge.lab import Lab
+from minipaged.course.judge.stand_in import StandIns
 from minipaged.course.judge.wire import Channel, Closed, WireError, decode, encode
 from minipaged.course.source_module import run_as_module
 
@@ -114,18 +115,27 @@ def serve(sock: socket.socket, output: int, confinement: Confinement) -> None:
     channel = Channel(sock)
     start = channel.receive()
     if start is not None:
-        Worker(channel, start["sources"]).run()
+        own = {module: (path, text) for module, (path, text) in start["own"].items()}
+        sys.meta_path.insert(0, StandIns(own))
+        Worker(channel, start["sources"], own).run()
 
 
 class Worker:
     """The objects of one submission, by handle."""
 
-    def __init__(self, channel: Channel, sources: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        sources: Mapping[str, tuple[str, str]],
+        own: Mapping[str, tuple[str, str]],
+    ) -> None:
         """
         Args:
             sources: part name -> (path, text).
+            own: module -> (path, text), of parts of other stages that are the student's too.
         """
         self.channel, self.sources = channel, sources
+        self.paths = {path for path, _ in (*sources.values(), *own.values())}
         self.modules: dict[str, ModuleType] = {}
         self.objects: list[Any] = []
         self.handles: dict[int, int] = {}
@@ -199,13 +209,12 @@ class Worker:
         """What the judge needs to tell of an error: classes, message, the submission's frames."""
         if isinstance(error, WireError):
             return {"classes": [], "message": str(error), "frames": []}
-        paths = {path for path, _ in self.sources.values()}
         frames = [
             (frame.f_code.co_filename, line, frame.f_code.co_name)
             for frame, line in traceback.walk_tb(error.__traceback__)
-            if frame.f_code.co_filename in paths
+            if frame.f_code.co_filename in self.paths
         ]
-        if isinstance(error, SyntaxError) and error.filename in paths and error.lineno:
+        if isinstance(error, SyntaxError) and error.filename in self.paths and error.lineno:
             frames.append((error.filename, error.lineno, "<module>"))
         return {
             "classes": [f"{c.__module__}.{c.__qualname__}" for c in type(error).__mro__],
