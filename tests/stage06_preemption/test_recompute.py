@@ -72,6 +72,7 @@ def test_a_recompute_takes_no_token_away(parts, lab, rng):
         expect(now, was, f"{why}: status and num_computed of who has ended")
         want = {"preempted": [("r0", "recompute")]}
         expect(entries(plan), want, f"{why}: the plan")
+        expect(kv.held, {"r0": "nothing"}, f"{why}: where its blocks are")
 
 
 def starts_of(tables, num_tokens, block_size):
