@@ -22,6 +22,12 @@ FILE = "course.toml"
 #: A student's trace, beside the parts of its stage.
 COUNTEREXAMPLE = "counterexample.toml"
 
+#: An instructor's own checks, beside ``course.toml``: in an autograder, nowhere else.
+HIDDEN = "hidden.toml"
+
+#: When Gradescope shows a hidden check to students.
+VISIBILITIES = ("hidden", "after_due_date", "after_published")
+
 #: Where a stage names nothing better: a prompt that needs no download.
 _USE = 'minipaged generate --parts mine --model opt-stories --raw "Once upon a time"'
 
@@ -33,11 +39,18 @@ class Check:
     Attributes:
         points: given only if all cases of the check pass.
         parent: the task without which a check of robustness means nothing.
+        visibility: when Gradescope shows it to students: ``visible``, or one of
+            :data:`VISIBILITIES` for an instructor's own.
     """
 
     name: str
     points: int
     parent: str | None = None
+    visibility: str = "visible"
+
+    @property
+    def hidden(self) -> bool:
+        return self.visibility != "visible"
 
     @property
     def title(self) -> str:
@@ -336,14 +349,11 @@ def load_course(root: Path | None = None) -> Course:
         CourseError: it is not there, or says something that cannot be; the message says where.
     """
     root = find_root() if root is None else root
-    try:
-        data = tomllib.loads((root / FILE).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CourseError(f"{root / FILE} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise CourseError(f"{root / FILE}: {error}") from None
+    data = _data(root / FILE)
     try:
         course = _course(_Table(data, FILE), root)
+        if (root / HIDDEN).is_file():
+            course = _with_hidden(course, _Table(_data(root / HIDDEN), HIDDEN))
     except _Wrong as wrong:
         raise CourseError(str(wrong)) from None
     _check_names(course)
@@ -354,6 +364,15 @@ def load_course(root: Path | None = None) -> Course:
 
 
 # --------------------------------------------------------------------------- reading
+def _data(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CourseError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"{path}: {error}") from None
+
+
 class _Wrong(Exception):
     """A value that cannot be, with its place."""
 
@@ -550,6 +569,28 @@ def _counterexample(table: _Table) -> Counterexample:
     if not found.names and not found.functions:
         raise _Wrong(f"{table.where}: a trace has nothing to call, neither names nor functions")
     return found
+
+
+def _with_hidden(course: Course, table: _Table) -> Course:
+    """The course with an instructor's own checks, which count as robustness."""
+    visibility = table.take("visibility", str, VISIBILITIES[-1])
+    if visibility not in VISIBILITIES:
+        raise _Wrong(f"{HIDDEN}: visibility must be {' or '.join(VISIBILITIES)}")
+    more: dict[str, tuple[Check, ...]] = {}
+    for row in table.tables("stage", "stage"):
+        number = row.take("number", str)
+        row.where = f"{HIDDEN}: stage {number}"
+        if number not in [stage.number for stage in course.stages]:
+            raise _Wrong(f"{row.where}: {FILE} has no such stage")
+        found = [replace(check, visibility=visibility) for check in _checks(row, parents=True)]
+        more[number] = (*more.get(number, ()), *found)
+        row.done()
+    table.done()
+    stages = tuple(
+        replace(stage, robustness=(*stage.robustness, *more.get(stage.number, ())))
+        for stage in course.stages
+    )
+    return replace(course, stages=stages)
 
 
 # --------------------------------------------------------------------------- checking

@@ -19,8 +19,9 @@ LONGEST_NAME = 100
 def gradescope(scores: Sequence[StageScore]) -> dict[str, Any]:
     """The object that Gradescope reads from ``/autograder/results/results.json``.
 
-    One visible test a check, named after its task; ``score`` is the sum of their scores, and
-    what the autograder itself prints stays hidden from students.
+    One test a check, named after its task; ``score`` is the sum of their scores. What the
+    autograder itself prints stays hidden from students, and so does all that would tell how an
+    instructor's own checks went.
     """
     return {
         "score": sum(score.points for score in scores),
@@ -37,7 +38,7 @@ def gradescope(scores: Sequence[StageScore]) -> dict[str, Any]:
                 "status": "passed" if check.status == "passed" else "failed",
                 "output": explain(check),
                 "output_format": "text",
-                "visibility": "visible",
+                "visibility": check.check.visibility,
             }
             for score in scores
             for number, name, check in _named(score)
@@ -152,14 +153,17 @@ def _named(score: StageScore) -> Iterator[tuple[str, str, CheckScore]]:
             yield task.task.id, f"{task.task.id} {task.task.title}: {check.check.title}", check
     key = score.stage.key
     for check in score.robustness:
-        yield f"{key}.robustness", f"{key} robustness: {check.check.title}", check
+        kind = "hidden" if check.check.hidden else "robustness"
+        yield f"{key}.{kind}", f"{key} {kind}: {check.check.title}", check
     if score.counterexample is not None:
         yield f"{key}.counterexample", f"{key} counterexample", score.counterexample
 
 
 def _summary(score: StageScore) -> str:
     stage = score.stage
-    lines = [f"{stage.heading}, {stage.title}: {score.points} of {score.total} points"]
+    shown = [check for check in score.checks if not check.check.hidden]
+    points, total = sum(check.points for check in shown), sum(check.total for check in shown)
+    lines = [f"{stage.heading}, {stage.title}: {points} of {total} points"]
     lines += [f"{t.task.id} {t.task.title}: {t.points} of {t.total}" for t in score.tasks]
     lines += [text for text in (score.note, score.diagnosis) if text]
     return "\n".join(lines)

@@ -23,8 +23,13 @@ FILE = FOLDER / "signatures.json"
 
 
 def graded_checks(stage: Stage) -> list[str]:
-    """The checks that say something about code: all but the counterexample."""
-    return [check.name for check in stage.checks() if check.name != "counterexample"]
+    """The checks that say something about code, and that all of the course have: not the
+    counterexample, and not an instructor's own."""
+    return [
+        check.name
+        for check in stage.checks()
+        if check.name != "counterexample" and not check.hidden
+    ]
 
 
 @dataclass(frozen=True)
