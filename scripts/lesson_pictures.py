@@ -119,6 +119,16 @@ PICTURES = (
         ),
     ),
     Picture(
+        name="05-full-blocks",
+        title="Two need a block, one is free",
+        state="a:[0 1*] b:[2 3 4] c:[5 6] free:{7}",
+    ),
+    Picture(
+        name="05-preempted",
+        title="The last gave way",
+        state="a:[0 1] b:[2 3 4 7*] free:{5 6}",
+    ),
+    Picture(
         name="06-full",
         title="No block is free, and seq0 needs one",
         state="seq0:[0 1] seq1:[2 4*] seq2:[2 3*] free:{} refs{2:2}",
