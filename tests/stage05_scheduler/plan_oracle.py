@@ -104,6 +104,7 @@ class Model:
         self.prompts_first = rules.get("prefill_first", False)
         self.chunked = rules.get("chunked_prefill", False)
         self.count_max = rules.get("count_max_seqs", False)
+        self.demanding = rules.get("demand_free_block_per_seq", False)
         self.names = count()
         self.groups: dict[str, Group] = {}
         self.running: list[Group] = []
@@ -210,7 +211,7 @@ class Model:
                 self._chunk(group, step)
 
     def _room_for(self, group: Group, kept: list[Group], rest: list[Group], step: Step) -> bool:
-        while self._need(group) > self.free:
+        while self._lacks_room(group, alone=not (kept or rest)):
             if not self.preemptible or not (kept or rest):
                 self._give_up(group, step)
                 if not group.streams:
@@ -226,6 +227,11 @@ class Model:
                 return False
             rest.remove(victim)
         return True
+
+    def _lacks_room(self, group: Group, alone: bool) -> bool:
+        if self.demanding and self.preemptible and not alone:
+            return len(group.streams) > self.free
+        return self._need(group) > self.free
 
     def _feed(self, group: Group, step: Step) -> None:
         for stream in group.streams:

@@ -24,7 +24,7 @@ def live(world, rng, steps, arrivals, ending):
             n = int(rng.integers(2, 4)) if beam else int(rng.choice([1, 1, 1, 2, 3]))
             prompt = int(rng.choice([1, 3, 4, 5, 8, 9, 13, 30, 70]))
             world.add(prompt, n, beam=beam, priority=int(rng.choice([0, 0, 0, 1])))
-        world.plan()
+        world.plan(asked=True)
         decisions = world.decisions(token=int(rng.integers(10, 90)))
         for name, rows in decisions.items():
             group = model.groups[name]
@@ -36,7 +36,7 @@ def live(world, rng, steps, arrivals, ending):
 
 def test_a_long_life_goes_by_the_rules(parts, lab, rng):
     for rules in (
-        {"blocks": 12, "watermark": 1, "max_num_seqs": 8, "max_num_batched_tokens": 24},
+        {"blocks": 12, "watermark": 1, "max_num_seqs": 5, "max_num_batched_tokens": 24},
         {"blocks": 9, "max_num_seqs": 5, "max_num_batched_tokens": 16, "chunked_prefill": True},
         {"blocks": 14, "watermark": 2, "count_max_seqs": True, "prefill_first": True},
         {"blocks": 10, "watermark": 1, "batching": "request"},
