@@ -29,6 +29,7 @@ from minipaged.course.reports import classroom50, gradescope, junit
 from minipaged.course.score_card import (
     make_console,
     show_check,
+    show_foundations,
     show_next,
     show_progress,
     show_stage,
@@ -206,6 +207,7 @@ def _grade_stages(
             continue
         record = record_score(course.root, result, date.today()) if keep else None
         show_stage(console, result, record)
+        show_foundations(console, course, stage)
     if len(scores) > 1:
         show_total(console, scores)
     if args.json:

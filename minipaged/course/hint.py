@@ -19,6 +19,7 @@ class Hint:
         id: ``3.2``, or ``3.counterexample``.
         question, pointer: the two tiers.
         claim: of a counterexample, which has no answer to be taken; empty for a task.
+        answer: can the answer be taken?
     """
 
     id: str
@@ -28,6 +29,7 @@ class Hint:
     question: str
     pointer: str
     claim: str = ""
+    answer: bool = False
 
 
 def hints(course: Course) -> dict[str, Hint]:
@@ -36,7 +38,13 @@ def hints(course: Course) -> dict[str, Hint]:
     for stage in course.stages:
         for task in stage.tasks:
             found[task.id] = Hint(
-                task.id, task.title, task.points, stage.lesson, task.question, task.pointer
+                task.id,
+                task.title,
+                task.points,
+                stage.lesson,
+                task.question,
+                task.pointer,
+                answer=not stage.closed,
             )
         asked = stage.counterexample
         if asked is not None:
@@ -70,7 +78,7 @@ def hint_text(course: Course, name: str, more: bool) -> str:
     if not more:
         return "\n".join([*lines, "", f"A pointer: {program()} hint {hint.id} --more"])
     lines += ["", *_paragraph(hint.pointer)]
-    if not hint.claim:
+    if hint.answer:
         lines += ["", f"The answer itself, for no points: {program()} unstick {hint.id}"]
     return "\n".join(lines)
 

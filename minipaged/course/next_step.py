@@ -45,22 +45,41 @@ def after_grading(course: Course, score: StageScore) -> NextStep:
     """The first task that is not whole, else robustness, else the counterexample; else what a
     student who has them all can do."""
     stage, submission = score.stage, score.submission
+    waiting = next((check.waits_for for check in score.checks if check.waits_for), None)
     if isinstance(stage, Checkpoint):
+        if waiting is not None:
+            return _write_other(course, submission, waiting)
         failed = next((check for check in score.checks if check.status != "passed"), None)
         return _checkpoint(course, stage, submission, failed.check.title if failed else "")
     for task in score.tasks:
         if task.state == "broken":
             return _mend(stage, submission.files[task.task.part])
-        if task.state != "taken" and not task.whole:
+        left = [check for check in task.checks if check.status not in ("passed", "waiting")]
+        if task.state != "taken" and left:
             return _write(course, stage, submission, task.task, task.checks)
     for check in score.robustness:
         if check.status in ("failed", "not run"):
             parent = next(task for task in score.tasks if task.task.id == check.check.parent)
             return _write(course, stage, submission, parent.task, [check])
+    if waiting is not None:
+        return _write_other(course, submission, waiting)
     counterexample = score.counterexample
-    if counterexample is not None and counterexample.status != "passed":
+    if counterexample is not None and not _is_settled(course, submission, counterexample):
         return _find_trace(course, stage, submission)
     return _done(course, stage, whole=score.whole)
+
+
+def _is_settled(course: Course, submission: Submission, counterexample: CheckScore) -> bool:
+    if counterexample.status != "sent in":
+        return counterexample.status == "passed"
+    trace = trace_path(course, submission)
+    return trace is not None and is_started(trace)
+
+
+def _write_other(course: Course, submission: Submission, task_id: str) -> NextStep:
+    """A task of another stage, on which this one stands."""
+    stage, task = course.task(task_id)
+    return _write(course, stage, read_submission(course, stage, submission.name), task, ())
 
 
 def from_record(
@@ -84,7 +103,7 @@ def from_record(
     if ready and tasks.get("robustness", 0) < _robustness_of(stage, ready):
         rows = (("read", _lesson(course, stage)), ("run", _grade(stage, submission)))
         return NextStep(f"Next: grade stage {stage.key}, {stage.title}", rows)
-    asked = stage.counterexample
+    asked = None if stage.trace_is_sent_in else stage.counterexample
     if asked is not None and tasks.get("counterexample") != asked.points:
         return _find_trace(course, stage, submission)
     return _done(course, stage, whole=record is not None and record.points == record.total)

@@ -91,7 +91,11 @@ def run(args: argparse.Namespace) -> int:
         0 if all are rejected, 1 if not, or if there are none.
     """
     course = load_course()
-    stages = [course.stage(name) for name in args.stage] or list(course.stages)
+    stages = [course.stage(name) for name in args.stage]
+    stages = stages or [stage for stage in course.stages if not stage.closed]
+    for stage in stages:
+        if stage.closed:
+            raise CourseError(f"this copy of the course has no reference of stage {stage.key}")
     outcomes = {}
     console = make_console()
     for stage in stages:

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minipaged.course.catalog import Course, Stage
+from minipaged.course.catalog import Checkpoint, Course, Stage
 from minipaged.course.next_step import NextStep, program
 from minipaged.course.progress import ScoreRecord
 from minipaged.course.scores import CheckScore, StageScore
@@ -66,6 +66,16 @@ def show_stage(console: Console, score: StageScore, record: ScoreRecord | None =
     put(console, Text())
 
 
+def show_foundations(console: Console, course: Course, stage: Stage) -> None:
+    """In a copy for a class: what a stage was graded on, where there is no reference."""
+    whole = isinstance(stage, Checkpoint)
+    below = [s.key for s in course.stages if s.closed and (whole or s.number < stage.number)]
+    if below:
+        what = f"stages {', '.join(below)}" if len(below) > 1 else f"stage {below[0]}"
+        text = f"This copy has no reference of {what}: your own files stand in its place."
+        put(console, Padding(Text(text, "dim"), (0, 0, 1, 2)))
+
+
 def show_void(console: Console, score: StageScore) -> None:
     """A stage that could not be graded, for no fault of the student's."""
     stage = score.stage
@@ -112,7 +122,7 @@ def _points(score: StageScore) -> Table:
             _add_check(table, check)
     if score.counterexample is not None:
         check = score.counterexample
-        word = "" if check.status in ("passed", "failed") else check.status
+        word = "" if check.status in ("passed", "failed") else _in_words(check)
         _add_title(table, "", "Counterexample", word, check.points, check.total)
         if check.status == "passed" and check.message:
             table.add_row("", Text(check.message, "dim"))
@@ -140,6 +150,10 @@ def _in_words(check: CheckScore) -> str:
         return f"counts once {check.check.parent} is whole"
     if check.status == "parent taken":
         return f"{check.check.parent} was taken"
+    if check.status == "waiting":
+        return f"waits for your task {check.waits_for}"
+    if check.status == "sent in":
+        return f"{check.check.points} points, graded by your instructor"
     return check.status
 
 
@@ -156,7 +170,7 @@ def _sums(score: StageScore) -> Text:
     }
     words = []
     for name, checks in kinds.items():
-        if checks:
+        if _sum(checks)[1]:
             words.append("{} {} of {}".format(name, *_sum(checks)))
     sums = "   ".join(words)
     if score.seeds:

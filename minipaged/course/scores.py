@@ -2,7 +2,8 @@
 
 A check gives all its points or none. A task that is not written, or whose answer was taken,
 earns nothing and its checks do not run; a check of robustness counts only where its parent task
-is whole.
+is whole. Where the references of other stages are missing, what needs an unwritten part of theirs
+waits for it, and a counterexample is graded by whoever has them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from minipaged.course.catalog import Check, Stage, Task
+from minipaged.course.stubs import stub_in
 from minipaged.course.submission import Submission, TaskState
 
 if TYPE_CHECKING:
     from minipaged.course.judge.run import Judged
 
 Status = Literal[
-    "passed", "failed", "not run", "not started", "taken", "broken", "parent failed", "parent taken"
+    "passed",
+    "failed",
+    "not run",
+    "not started",
+    "taken",
+    "broken",
+    "parent failed",
+    "parent taken",
+    "waiting",
+    "sent in",
 ]
 _ABSENT: Mapping[TaskState, Status] = {
     "ready": "not run",
@@ -36,6 +47,7 @@ class CheckScore:
         message: why it earned nothing, for those that failed or could not run.
         transcript: the calls that led there.
         output: what the submission printed.
+        waits_for: the task of another stage that must be written first.
     """
 
     check: Check
@@ -43,6 +55,7 @@ class CheckScore:
     message: str = ""
     transcript: str = ""
     output: str = ""
+    waits_for: str = ""
 
     @property
     def points(self) -> int:
@@ -50,7 +63,7 @@ class CheckScore:
 
     @property
     def total(self) -> int:
-        return self.check.points
+        return 0 if self.status == "sent in" else self.check.points
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ def runnable(stage: Stage, submission: Submission, trace_started: bool) -> list[
     ready = {task.id for task in stage.tasks if submission.task_state(task) == "ready"}
     found = [c.name for task in stage.tasks if task.id in ready for c in task.checks]
     found += [check.name for check in stage.robustness if check.parent in ready]
-    if stage.counterexample is not None and trace_started:
+    if stage.counterexample is not None and trace_started and not stage.trace_is_sent_in:
         found.append(stage.counterexample_check.name)
     return found
 
@@ -152,21 +165,24 @@ def score(
     for task in stage.tasks:
         state = submission.task_state(task)
         checks = tuple(
-            _check(check, rounds)
+            _check(stage, check, rounds)
             if check.name in asked
             else CheckScore(check, _ABSENT[state], submission.error_of(task))
             for check in task.checks
         )
         tasks.append(TaskScore(task, state, checks))
     by_id = {task.task.id: task for task in tasks}
-    robustness = tuple(_robustness(check, by_id[str(check.parent)], rounds)
+    robustness = tuple(_robustness(stage, check, by_id[str(check.parent)], rounds)
                        for check in stage.robustness)  # fmt: skip
     counterexample = None
     if stage.counterexample is not None:
         check = stage.counterexample_check
-        counterexample = (
-            _check(check, rounds) if trace_started else CheckScore(check, "not started")
-        )
+        if stage.trace_is_sent_in:
+            counterexample = CheckScore(check, "sent in")
+        elif trace_started:
+            counterexample = _check(stage, check, rounds)
+        else:
+            counterexample = CheckScore(check, "not started")
     return StageScore(
         stage,
         submission,
@@ -180,7 +196,7 @@ def score(
     )
 
 
-def _check(check: Check, rounds: Sequence[Judged]) -> CheckScore:
+def _check(stage: Stage, check: Check, rounds: Sequence[Judged]) -> CheckScore:
     """What the rounds say of a check: the first that it does not pass decides."""
     for number, judged in enumerate(rounds):
         result = judged.checks.get(check.name)
@@ -188,6 +204,9 @@ def _check(check: Check, rounds: Sequence[Judged]) -> CheckScore:
             return CheckScore(check, "not run", judged.note or "the judge has no result for it")
         if result.status != "passed":
             message = result.message
+            task = stub_in(message)
+            if task is not None and task not in [own.id for own in stage.tasks]:
+                return CheckScore(check, "waiting", message, waits_for=task)
             if number:
                 message += (
                     f"\n(The cases of seed {rounds[0].seed} pass. "
@@ -200,9 +219,11 @@ def _check(check: Check, rounds: Sequence[Judged]) -> CheckScore:
     return CheckScore(check, "passed")
 
 
-def _robustness(check: Check, parent: TaskScore, rounds: Sequence[Judged]) -> CheckScore:
+def _robustness(
+    stage: Stage, check: Check, parent: TaskScore, rounds: Sequence[Judged]
+) -> CheckScore:
     if parent.state != "ready":
         return CheckScore(check, "parent taken" if parent.state == "taken" else "not started")
     if not parent.whole:
         return CheckScore(check, "parent failed")
-    return _check(check, rounds)
+    return _check(stage, check, rounds)

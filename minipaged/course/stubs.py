@@ -11,6 +11,7 @@ import re
 from minipaged.course.catalog import Stage, Task
 
 _MESSAGE = re.compile(r"stage \d+, task \d+\.\d+: ")
+_RAISED = re.compile(r"\bstage \d+, task (\d+\.\d+): see lessons/")
 _TAKEN = re.compile(r"#\s*taken: minipaged unstick (\d+\.\d+)\b")
 
 
@@ -39,6 +40,12 @@ def is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
             return False
     text = message.value if isinstance(message, ast.Constant) else None
     return isinstance(text, str) and _MESSAGE.match(text) is not None
+
+
+def stub_in(message: str) -> str | None:
+    """The task whose stub an error speaks of, if it does."""
+    found = _RAISED.search(message.partition("\n")[0])
+    return found[1] if found else None
 
 
 def has_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

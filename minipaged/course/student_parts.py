@@ -31,6 +31,7 @@ from minipaged.course.contract import differences
 from minipaged.course.fault import StudentFile, explain, line_in
 from minipaged.course.files import place
 from minipaged.course.source_module import run_as_module
+from minipaged.course.stubs import stub_in
 from minipaged.course.submission import PartFile, Submission, impl_folder, read_submission
 from minipaged.errors import CourseError
 from minipaged.parts import Parts
@@ -165,6 +166,8 @@ def explained(parts: Parts) -> Iterator[None]:
     except CourseError:
         raise  # it tells what to do
     except Exception as error:
+        if isinstance(error, NotImplementedError) and stub_in(str(error)):
+            raise CourseError(f"something that you have not written is needed: {error}") from error
         files = parts.files if isinstance(parts, StudentParts) else ()
         story = explain(error, files)
         if story is None:

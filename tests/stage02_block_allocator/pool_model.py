@@ -40,7 +40,7 @@ class PoolModel:
         return block
 
     def allocate_many(self, count: int) -> list[int]:
-        return [self.allocate() for _ in range(count)]
+        return [self.allocate() for _ in [None] * count]
 
     def share(self, block: int) -> None:
         self.counts[block] += 1

@@ -75,25 +75,22 @@ def test_free_many_drops_one_reference_of_each(parts, rng, case):
 
 
 @pytest.mark.parametrize("case", range(2))
-def test_block_tables_can_live_on_it(parts, rng, case):
-    block_size, first, second = (int(n) for n in rng.integers(2, 5, size=3))
+def test_block_tables_can_live_on_it(parts, lab, rng, case):
+    _, first, second = (int(n) for n in rng.integers(2, 5, size=3))
     size = first + second + 2
     pool = parts.BlockAllocator(size)
-    short, long = parts.BlockTable(pool, block_size), parts.BlockTable(pool, block_size)
-    short.append(first * block_size)
-    long.append(second * block_size - 1)
+    short, long = pool.allocate_many(first), pool.allocate_many(second)
     blocks = list(range(size))
-    expect(short.blocks, blocks[:first], f"a table of {first} blocks")
-    expect(long.blocks, blocks[first:-2], f"a second table, of {second} blocks")
-    short.free()
+    expect(short, blocks[:first], f"a table of {first} blocks")
+    expect(long, blocks[first:-2], f"a second table, of {second} blocks")
+    pool.free_many(lab.iterator(short[::-1]))
     why = f"once the first of two tables is freed, the {size} blocks"
     held = " ".join(f"{block}:1" for block in blocks[first:-2])
     free = " ".join(map(str, [*blocks[:first], *blocks[-2:]]))
     expect(state_of(pool), f"free:{{{free}}} refs{{{held}}}", why)
-    again = parts.BlockTable(pool, block_size)
-    again.append((first + 1) * block_size)
+    again = pool.allocate_many(first + 1)
     why = f"a table of {first + 1} blocks, after blocks 0 to {first - 1} were freed, the last first"
-    expect(again.blocks, [*blocks[:first], size - 2], why)
+    expect(again, [*blocks[:first], size - 2], why)
 
 
 @pytest.mark.parametrize("case", range(3))
