@@ -78,8 +78,9 @@ def collect(course: Course, units: Sequence[Stage], submission: Path, desk: Path
     remarks = [f"{link} is a link: hand in the file itself." for link in links]
     found = {}
     for each in wanted:
-        named = [file for file in files if file.name == each.name]
-        texts = _read(submission, _best(each, named, _is_alone(each, units)))
+        own = [file for file in files if (file.parent.name, file.name) == each.path.parts]
+        bare = [f for f in files if f.name == each.name and not f.parent.name.startswith("stage")]
+        texts = _read(submission, _upper(own or (bare if _is_alone(each, units) else [])))
         if len(set(texts.values())) > 1:
             both = " and ".join(str(file) for file in sorted(texts))
             remarks.append(f"{each} was handed in more than once: {both}. Leave one of them.")
@@ -90,9 +91,9 @@ def collect(course: Course, units: Sequence[Stage], submission: Path, desk: Path
                 continue
             (desk / each.path).write_bytes(text)
             found[each.path] = source
-        elif named:
+        elif bare:
             remarks.append(
-                f"It cannot be told which stage {named[0]} belongs to: put it into a folder "
+                f"It cannot be told which stage {bare[0]} belongs to: put it into a folder "
                 f"{each.stage.folder}, with the stage's other files."
             )
         else:
@@ -133,13 +134,9 @@ def _is_alone(wanted: Wanted, units: Sequence[Stage]) -> bool:
     return sum(not isinstance(u, Checkpoint) and u.counterexample is not None for u in units) == 1
 
 
-def _best(wanted: Wanted, named: Sequence[PurePosixPath], alone: bool) -> list[PurePosixPath]:
-    """Of the files of a name, those in the folder of the stage, or else those that are in no
-    stage's; of these the uppermost."""
-    own = [file for file in named if file.parent.name == wanted.stage.folder]
-    bare = [file for file in named if not file.parent.name.startswith("stage")]
-    fit = own or (bare if alone else [])
-    return [file for file in fit if len(file.parts) == len(fit[0].parts)]
+def _upper(files: Sequence[PurePosixPath]) -> list[PurePosixPath]:
+    """Of files in order, those that are as far up as the first."""
+    return [file for file in files if len(file.parts) == len(files[0].parts)]
 
 
 def _read(folder: Path, files: Sequence[PurePosixPath]) -> dict[PurePosixPath, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -19,6 +20,11 @@ from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import WarmParent
 from minipaged.course.judge.pen import Grounds, Pen
 from minipaged.course.judge.results import CheckResult
+
+#: What the lab and the engine import only when it is wanted. The package's files may be closed to
+#: a worker of another user.
+_LAB = ("minipaged.course.judge.scheduling_lab", "minipaged.kvcache.manager", "minipaged.parts")
+_ENGINE = ("minipaged.course.judge.serving", "minipaged.sampling.text_stream")
 
 
 class Court:
@@ -108,22 +114,26 @@ class Court:
         return {p.module: skeleton_module_source(self.course, p) for p in self.stage.parts}
 
     def _modules(self) -> list[str]:
-        """What workers may need: all parts that do not need more than the stage does, and for a
-        checkpoint the engine. What stands on parts that only a worker has, each loads for itself.
+        """What workers may need: all parts that do not need more than the stage does, what the lab
+        makes, and for a checkpoint the engine. What stands on parts that only a worker has, each
+        loads for itself.
         """
         own = [p.module for _, p in self.course.closed_parts.values() if p not in self.stage.parts]
-        serving = isinstance(self.stage, Checkpoint) and not own
+        more = (*_LAB, *(_ENGINE if isinstance(self.stage, Checkpoint) else ()))
         return [
             "minipaged.errors",
             *(
                 part.module
                 for stage in self.course.stages
-                if self.stage.torch or not stage.torch
                 for part in stage.parts
-                if part.module not in own
+                if part.module not in own and (self.stage.torch or not self._imports_torch(part))
             ),
-            *(["minipaged.course.judge.serving"] if serving else []),
+            *(() if own else more),
         ]
+
+    def _imports_torch(self, part: Part) -> bool:
+        text = (self.course.root / part.source).read_text(encoding="utf-8")
+        return re.search(r"^(import|from) torch\b", text, re.M) is not None
 
     def close(self) -> None:
         for parent in (*self._starting.values(), *self._parents.values()):
