@@ -23,6 +23,7 @@ COMMANDS = {
     "hint": ("minipaged.course.hint", "a question that helps with a task, then a pointer"),
     "unstick": ("minipaged.course.unstick", "take the answer to one task, for no points"),
     "autograder": ("minipaged.course.autograder", "write a zip that Gradescope grades with"),
+    "release": ("minipaged.course.release", "a copy of the course for a class, without answers"),
     "mutants": ("minipaged.course.reject", "grade the grader: every wrong part must be rejected"),
     "plan": ("minipaged.plan", "what fits: weights, KV cache and blocks of a model on a GPU"),
     "doctor": ("minipaged.doctor", "check this machine, and say how to mend what is wrong"),

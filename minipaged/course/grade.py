@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from minipaged.course.answers import known_seeds
 from minipaged.course.catalog import Check, Course, Stage, load_course
 from minipaged.course.counterexample import is_started, judge_trace
 from minipaged.course.judge.run import Judged, judge_rounds
@@ -68,7 +69,7 @@ def grade_stage(
     started = trace is not None and is_started(trace)
     wanted = runnable(stage, submission, started)
     wanted = [name for name in wanted if only is None or name in only]
-    seeds = (0, 1 + secrets.randbelow(SEEDS)) if seed is None else (seed,)
+    seeds = (0, _fresh_seed(course, stage)) if seed is None else (seed,)
     rounds = (
         run_judge(course, stage, submission, seeds=seeds, checks=wanted, user=user)
         if wanted
@@ -84,6 +85,11 @@ def grade_stage(
         seconds=time.monotonic() - began,
     )
     return _with_finding(course, result)
+
+
+def _fresh_seed(course: Course, stage: Stage) -> int:
+    known = [seed for seed in known_seeds(course, stage) if seed]
+    return secrets.choice(known) if known else 1 + secrets.randbelow(SEEDS)
 
 
 def _with_finding(course: Course, result: StageScore) -> StageScore:
