@@ -87,7 +87,8 @@ print("\n".join(parts.notes) or "parts: all are the reference's")
 #
 # **Prediction 1.** The step that is asked about holds 40 tokens of 12 sequences, 600 tokens are the
 # budget, and 6 blocks are the watermark. Sketch the map. Then set `BATCH = Batch(0, 0)`: an empty
-# step. Which of the borders move, which regions vanish, and which stays as it is?
+# step. Which of the borders move, which regions vanish, and which stays as it is? And what does
+# `Batch(40, 256)` do, when 256 places are all that there are?
 
 # %%
 BATCH = Batch(num_tokens=40, num_seqs=12)
@@ -277,7 +278,7 @@ for axes, (batching, (_, bars, sizes)) in zip(both, told.items()):
         axes.plot([arrived, start], [i, i], color="0.75", lw=2)
         axes.plot([start, end + 1], [i, i], color="C0", lw=4, solid_capstyle="butt")
     axes.set(xlabel="step", title=f"{batching} level: {len(sizes)} steps")
-both[0].set(ylabel="request", ylim=(len(prompts), -1))
+both[0].set(ylabel="request", ylim=(len(prompts), -1), yticks=range(0, len(prompts), 3))
 plt.show()
 
 # %% [markdown]
@@ -403,7 +404,7 @@ for marker, (batching, (done, *_)) in zip(("x", "."), traffic.items()):
 axes[0].set(ylabel="running", title=f"{RATE} requests a second for {SECONDS} seconds")
 axes[1].set(ylabel="waiting")
 axes[2].set(xlabel="seconds (below: when it arrived)", ylabel="s/token")
-axes[0].legend(frameon=False)
+axes[0].legend(frameon=False, loc="upper right", ncols=2)
 axes[2].legend(frameon=False)
 for each in axes:
     each.grid(alpha=0.3)
