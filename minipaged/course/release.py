@@ -257,7 +257,7 @@ def _check_target(course: Course, folder: Path, given: Sequence[str]) -> None:
         raise CourseError(f"{folder} is a whole copy of the course, with its answers")
     if taken := sorted(set(before) - set(given)):
         raise CourseError(
-            f"{folder} has been given stage {int(taken[0])} before, and its history has the answers: "
+            f"{folder} was given stage {int(taken[0])}: the answers are in its history, and "
             "it cannot be closed again"
         )
 
