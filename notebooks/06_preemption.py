@@ -469,13 +469,12 @@ print("  ".join(f"{size}: {share:.0f} %" for size, share in shares.items()))
 FLOPS = machine.flops_per_s
 
 fast = replace(machine, flops_per_s=FLOPS)
-largest = 1 << 14  # blocks as large as you like
-never = 2 * largest
+never = 512  # where the pictures show that no block size up to 256 will do
 
 
 def cross(model, machine):
     """The smallest block size with which swapping is the cheaper; None if there is none."""
-    return costs.crossover_block_size(model, ITEM, TOKENS, machine, largest)
+    return costs.crossover_block_size(model, ITEM, TOKENS, machine)
 
 
 def with_link(bytes_per_s):
@@ -486,7 +485,7 @@ def with_link(bytes_per_s):
 
 
 links = [6e9, 8e9, 10e9, 12.5e9, 16e9, 25e9, 50e9, 100e9]
-by_link = {int(link / 1e8) / 10: cross(opt, with_link(link)) for link in links}
+by_link = {f"{link / 1e9:g}": cross(opt, with_link(link)) for link in links}
 family = [model for name, model in CATALOG.items() if name.startswith("opt-")]
 by_model = {
     model.name: [
@@ -504,7 +503,9 @@ figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.4), layout="co
 for axes, found in ((left, by_link), (right, by_kv_heads)):
     axes.plot([str(key) for key in found], [size or never for size in found.values()], "o-")
     axes.axhline(never, color="0.7", ls=":")
-    axes.set(yscale="log", ylim=(0.7, 2 * never), ylabel="crossover (block size; dotted: never)")
+    axes.set(yscale="log", yticks=SIZES, yticklabels=SIZES, ylim=(0.7, 1.4 * never))
+    axes.set(ylabel="crossover (block size; dotted: never)")
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
 left.set(xlabel="link (GB/s)", title="OPT-13B")
 right.set(xlabel="KV heads, of 40", title="OPT-13B with GQA")
@@ -542,7 +543,7 @@ RESULTS = {
     "peaks": {str(count): peak for count, peak in peaks.items()},
     "figure_19a": {str(size): [round(ms, 2) for ms in found] for size, found in curves.items()},
     "crossover": crossover,
-    "by_link": {str(link): size for link, size in by_link.items()},
+    "by_link": by_link,
     "by_model": {name: [round(value, 3) for value in found] for name, found in by_model.items()},
     "by_kv_heads": {str(heads): size for heads, size in by_kv_heads.items()},
 }

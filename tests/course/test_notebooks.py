@@ -33,6 +33,7 @@ OTHERS = {
     "03_block_table": ({"BLOCK_SIZE": 8}, {"LENGTH": 9}, "decode_opens_the_next_block_early"),
     "04_copy_on_write": ({"SIBLINGS": 2}, {"PREFIX_TOKENS": 24}, "the_last_holder_copies_too"),
     "05_scheduler": ({"RATE": 0.5}, {"NUM_BLOCKS": 9}, "who_needs_a_block_gives_its_own_back"),
+    "06_preemption": ({"SIBLINGS": 2}, {"NUM_BLOCKS": 60}, "a_plan_has_one_victim"),
 }
 SECONDS = 30
 #: The paper, figure 2: token states, reserved, internal, external in percent of the KV memory;
