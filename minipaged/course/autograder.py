@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import shutil
 import tempfile
 import tomllib
@@ -19,9 +20,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from minipaged.course.catalog import FILE, HIDDEN, Checkpoint, Course, Stage, load_course
+from minipaged.course.grade import SEEDS
+from minipaged.course.judge.run import judge_rounds
 from minipaged.course.mutants import FOLDER as MUTANTS
-from minipaged.course.on_gradescope import ASSIGNMENT, Assignment, reference_fails
+from minipaged.course.on_gradescope import ASSIGNMENT, Assignment
 from minipaged.course.signatures import FILE as SIGNATURES
+from minipaged.course.submission import read_submission
 from minipaged.errors import CourseError
 
 #: Of the package's dependencies, those that no graded test needs.
@@ -31,6 +35,9 @@ _TEMPLATES = Path(__file__).with_name("gradescope")
 
 #: Seconds that are left of Gradescope's time limit when grading is ended.
 _MARGIN = 30
+
+#: Seeds that an instructor's own check is tried on.
+_TRIES = 5
 
 #: Of every file in the zip: the same contents make the same zip.
 _DATE = (1980, 1, 1, 0, 0, 0)
@@ -119,9 +126,21 @@ def _add_hidden(units: Sequence[Stage], hidden: Path, folder: Path) -> None:
             if target.exists():
                 raise CourseError(f"{file}: {unit.label} has a file of this name: rename yours")
             shutil.copyfile(file, target)
-    failed = reference_fails(course, having)
-    if failed:
-        raise CourseError("the reference fails a check:\n  " + "\n  ".join(failed))
+        _try(course, unit)
+
+
+def _try(course: Course, unit: Stage) -> None:
+    """What the reference does not pass on every seed no student can."""
+    names = [check.name for check in unit.checks() if check.hidden]
+    seeds = (0, *(1 + secrets.randbelow(SEEDS) for _ in range(_TRIES - 1)))
+    reference = read_submission(course, unit, "ref")
+    for judged in judge_rounds(course, unit, reference, seeds=seeds, checks=names):
+        for result in judged.checks.values():
+            if result.status != "passed":
+                raise CourseError(
+                    f"{unit.label}, {result.name}: the reference does not pass it with seed "
+                    f"{judged.seed}: {result.message}"
+                )
 
 
 # --------------------------------------------------------------------------- the zip
