@@ -101,8 +101,9 @@ pictures: $(READY) ## draw the lessons' pictures again
 mutants: $(READY) ## grade the grader: wrong parts must be rejected; rewrites their signatures
 	@$(BIN)/minipaged mutants --write $(STAGE)
 
-check-generated: $(READY) ## are exercises and notebooks as their sources would have them?
+check-generated: $(READY) ## are exercises, notebooks and the FAQ as their sources would have them?
 	@$(BIN)/minipaged sync --check
+	@$(BIN)/python scripts/faq.py --check
 
 clean: ## remove .venv and what the tools left behind (never the model)
 	@rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
