@@ -204,9 +204,13 @@ def rows(page):
 
 def test_the_table_of_chapters_is_the_course():
     linked = {row[0]: row for row in rows("README.md") if "](" in row[1]}
-    assert list(linked) == [str(int(stage.number)) for stage in COURSE.stages]
+    assert list(linked) == [unit.key for unit in COURSE.units]
+    for checkpoint in COURSE.checkpoints:
+        _, chapter, _, points, _ = linked[checkpoint.key]
+        assert chapter.endswith(f"]({Path(checkpoint.lesson).name})")
+        assert int(points) == checkpoint.points
     for stage in COURSE.stages:
-        _, chapter, hours, points, parts = linked[str(int(stage.number))]
+        _, chapter, hours, points, parts = linked[stage.key]
         assert chapter == f"[{stage.title}]({Path(stage.lesson).name})"
         assert parts == ", ".join(f"`{part.name}.py`" for part in stage.parts)
         assert (int(hours), int(points)) == (stage.hours, stage.points)
