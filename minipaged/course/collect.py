@@ -107,7 +107,8 @@ def collect(course: Course, units: Sequence[Stage], submission: Path, desk: Path
 
 def _listed(folder: Path) -> tuple[list[PurePosixPath], list[PurePosixPath]]:
     """The files that may be answers, and the links, relative to a folder, the upper ones first."""
-    files, links = [], []
+    files: list[PurePosixPath] = []
+    links: list[PurePosixPath] = []
     for path in _below(folder):
         relative = PurePosixPath(path.relative_to(folder).as_posix())
         mode = path.lstat().st_mode
@@ -115,8 +116,11 @@ def _listed(folder: Path) -> tuple[list[PurePosixPath], list[PurePosixPath]]:
             files.append(relative)
         elif stat.S_ISLNK(mode):
             links.append(relative)
-    order = {"key": lambda path: (len(path.parts), path)}
-    return sorted(files, **order), sorted(links, **order)
+    return sorted(files, key=_depth), sorted(links, key=_depth)
+
+
+def _depth(path: PurePosixPath) -> tuple[int, PurePosixPath]:
+    return len(path.parts), path
 
 
 def _below(folder: Path) -> Iterator[Path]:
