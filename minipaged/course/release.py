@@ -102,10 +102,8 @@ def release(
         CourseError: this is such a copy itself; the folder is something else, or has changes that
             are not committed; it was given a stage before that would be closed now; git fails.
     """
-    if course.given is not None:
-        raise CourseError("this is a copy for a class: a release is made where the answers are")
     folder = folder.resolve()
-    _check_target(course, folder, given)
+    check_target(course, folder, given)
     contents = release_contents(course, given, seeds)
     if not (folder / ".git").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -180,6 +178,7 @@ def release_contents(
     for name, change in (
         (FILE, lambda text: _course_text(text, given, hidden)),
         ("Makefile", _makefile),
+        ("lessons/README.md", _start_page),
         ("pyproject.toml", lambda text: _pyproject(text, modules)),
         (".github/workflows/test.yml", lambda text: text.replace(".ci/run", "make test")),
     ):
@@ -224,6 +223,11 @@ def _makefile(text: str) -> str:
     )
 
 
+def _start_page(text: str) -> str:
+    """Without the line that leads to the page for instructors."""
+    return re.sub(r"^\* Teaching this\?.*\n(?:  .*\n)*", "", text, flags=re.M)
+
+
 def _pyproject(text: str, skeletons: Sequence[str]) -> str:
     """With ruff told that these modules import what their answers will need."""
     table = "[tool.ruff.lint.per-file-ignores]\n"
@@ -231,7 +235,15 @@ def _pyproject(text: str, skeletons: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------- where it goes
-def _check_target(course: Course, folder: Path, given: Sequence[str]) -> None:
+def check_target(course: Course, folder: Path, given: Sequence[str]) -> None:
+    """Can a release be made there?
+
+    Raises:
+        CourseError: no; the message says why.
+    """
+    if course.given is not None:
+        raise CourseError("this is a copy for a class: a release is made where the answers are")
+    folder = folder.resolve()
     if folder == course.root.resolve():
         raise CourseError(f"{folder} is this course itself, with its answers")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -327,6 +339,7 @@ def run(args: argparse.Namespace) -> int:
     """Make a release, and say what it is."""
     course = load_course()
     given = given_stages(course, args.open, args.also)
+    check_target(course, args.folder, given)
     print("Recording what the reference answers in the checkpoints …", flush=True)
     done = release(course, args.folder, given)
     if not done.commit:

@@ -165,7 +165,8 @@ COPYING = {
     ),
     "imports it without the judge's finder": wearing(
         "import importlib, sys\n"
-        "sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != '__main__']\n"
+        "mine = [f for f in sys.meta_path if 'minipaged' in getattr(type(f), '__module__', '')]\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if f not in mine]\n"
         "sys.modules.pop('minipaged.kvcache.block_allocator', None)\n"
         "from minipaged.kvcache.block_allocator import BlockAllocator as BlockAllocator"
     ),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from minipaged.course.answers import ReferenceAnswers
 from minipaged.course.catalog import Course, load_course
 from minipaged.course.release import given_stages, release
 from minipaged.course.skeleton import exercise_text
@@ -212,6 +213,25 @@ def test_a_closed_module_is_the_skeleton_word_for_word(closed):
         assert text == (closed / "exercises" / stage.folder / f"{part.name}.py").read_text()
     sizing = copy.stages[0].parts[0].source
     assert (closed / sizing).read_bytes() == (ROOT / sizing).read_bytes()
+
+
+def test_stages_up_to_one_are_given_and_others_by_name():
+    assert given_stages(COURSE, "1") == ("00", "01")
+    assert given_stages(COURSE, "block_allocator", ["6", "05"]) == ("00", "01", "02", "05", "06")
+    with pytest.raises(CourseError, match="there is no stage '77'"):
+        given_stages(COURSE, "1", ["77"])
+
+
+def test_answers_are_asked_for_once_and_then_known(tmp_path):
+    record = tmp_path / "answers.jsonl"
+    requests = [{"prompt": [3, 1, 4, 1, 5], "max_tokens": 6, "n": 2, "temperature": 0.9, "seed": 5}]
+    engine = {"model": "hash", "block_size": 4, "num_gpu_blocks": 20}
+    asked = ReferenceAnswers(tmp_path / "none", record, seed=7)(requests, **engine)
+    assert [len(output["token_ids"]) for output in asked["outputs"][0]] == [6, 6]
+    known = ReferenceAnswers(record)
+    assert known(requests, **engine) == asked
+    with pytest.raises(CourseError, match="knows the answers for seed 7 alone"):
+        known(requests, **{**engine, "block_size": 8})
 
 
 # --------------------------------------------------------------------------- the repository
