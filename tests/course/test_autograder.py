@@ -389,6 +389,40 @@ def test_the_zip_has_what_grading_needs_and_no_more(tmp_path):
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+#: Stands in for Python in setup.sh: notes what it is asked; a virtual environment is a copy of it.
+FAKE_PYTHON = """#!/usr/bin/env bash
+echo "$*" >> "$ASKED"
+case "$1 $2" in
+  "-m venv") mkdir -p "${@: -1}/bin"; cp "$0" "${@: -1}/bin/python" ;;
+  "-E -s") exit "$SELF_TEST" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_image_is_built_if_the_reference_passes_in_it(tmp_path, status):
+    lay_out(COURSE, [STAGE], tmp_path / "source")
+    python, asked = tmp_path / "bin" / "python3", tmp_path / "asked"
+    python.parent.mkdir()
+    python.write_text(FAKE_PYTHON)
+    python.chmod(0o755)
+    environment = {
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+        "AUTOGRADER_ROOT": str(tmp_path),
+        "ASKED": str(asked),
+        "SELF_TEST": str(status),
+    }
+    done = subprocess.run([str(tmp_path / "source" / "setup.sh")], env=environment, timeout=60)
+    assert done.returncode == status
+    _, venv, torch, others, self_test = asked.read_text().splitlines()
+    assert venv == f"-m venv --clear {tmp_path}/venv"
+    assert torch.endswith(
+        f"--index-url https://download.pytorch.org/whl/cpu {requirements(ROOT)[0]}"
+    )
+    assert others.endswith(f"--requirement {tmp_path}/source/requirements.txt")
+    assert self_test == "-E -s -m minipaged.course.on_gradescope --self-test"
+
+
 def test_what_is_installed_is_what_the_package_names():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     torch, others = requirements(ROOT)
