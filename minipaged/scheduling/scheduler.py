@@ -155,8 +155,9 @@ class Scheduler(Queues):
         :meth:`decode` plans its next token in this step. ``preemption.resume`` has seen to it that
         there is room, and has written ``plan.resumed``.
 
-        If nothing runs, and there is no room all the same, none will ever come: the group gives up
-        (:meth:`give_up`) until it can come back or is finished.
+        If nothing runs, and ``preemption.resume`` finds no room all the same, none will ever come:
+        the group gives up (:meth:`give_up`) until it can come back or is finished. If it is
+        finished it leaves the queue, and the next one is looked at.
         """
         while self.swapped:
             group = self.swapped[0]
@@ -185,7 +186,8 @@ class Scheduler(Queues):
 
         * OK: it starts.
         * LATER: it stays where it is, and nobody behind it is looked at. But if nothing runs, room
-          will never come: it gives up (:meth:`give_up`) until it can start or is finished.
+          will never come: it gives up (:meth:`give_up`) until it can start or is finished. If it
+          is finished it leaves the queue, and the next one is looked at.
         * NEVER: it leaves the queue and ends with ``"error"`` and the decision's reason
           (:meth:`end`). The next one is looked at.
 
@@ -223,7 +225,8 @@ class Scheduler(Queues):
 
         * A parent with one continuation takes it (:meth:`append`).
         * A parent with several takes one of them, and a :meth:`fork` of it takes each of the
-          others. One that lives (``finish`` is None) goes to the parent itself, if there is one.
+          others. One that lives (``finish`` is None) goes to the parent itself, if there is one;
+          else it may be any of them.
         * A parent with none has lost: :meth:`drop`.
 
         Every continuation starts from the group as it was in the step: no sequence of a group is
