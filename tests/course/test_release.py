@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -202,6 +203,15 @@ def test_what_tells_answers_is_left_out(closed):
     course = (closed / "course.toml").read_text()
     assert "BlockAllocator._held" not in course
     assert "BlockAllocator._held" in (ROOT / "course.toml").read_text()
+
+
+def test_no_link_leads_to_what_is_left_out(closed):
+    dead = []
+    for page in [*closed.glob("*.md"), *closed.glob("*/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                dead.append(f"{page.name}: {target}")
+    assert dead == []
 
 
 def test_a_closed_module_is_the_skeleton_word_for_word(closed):
