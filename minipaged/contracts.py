@@ -222,7 +222,8 @@ class KVManager(Protocol):
 
     # preemption
     def release(self, group: SequenceGroup) -> None:
-        """Free the group's device blocks for recomputation; records ``group.shape``."""
+        """Free the group's blocks, on whatever side they are, for recomputation; records
+        ``group.shape``."""
 
     def can_swap_out(self, group: SequenceGroup) -> bool: ...
     def swap_out(self, group: SequenceGroup) -> list[BlockPair]:

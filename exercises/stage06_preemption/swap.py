@@ -48,11 +48,13 @@ def move(tables: Iterable[BlockTable], target: BlockAllocator) -> list[tuple[int
 
     Args:
         tables: those of all live sequences of the group, in the same pool. An empty one moves too.
+            They may come as an iterator, which can be gone through once.
         target: may have blocks in use already.
 
     Returns:
         ``(old block, new block)`` pairs whose bytes must be copied: each block once, in the order
-        of first use. Which blocks are new is for the pool to say.
+        of first use. Which blocks are new is for the pool to say; in which order the old ones are
+        freed does not matter.
 
     Raises:
         OutOfBlocks: ``target`` has too few free blocks; nothing has changed.

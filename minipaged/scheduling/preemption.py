@@ -41,7 +41,7 @@ class Preemption:
 
     def evict(self, candidates: Seq[SequenceGroup], plan: StepPlan) -> SequenceGroup:
         """Preempt the last of ``candidates``: running groups, in order, of which none has got
-        its slots in this step. The others stay as they are.
+        its slots in this step. The others stay as they are, and so does the list.
 
         Returns:
             The victim. Its status says how: WAITING after recompute, SWAPPED after swap.

@@ -40,11 +40,14 @@ def test_a_shared_block_is_listed_once(parts, rng):
     expect(parts.unique_blocks([]), [], "unique_blocks() of no table")
 
 
-def test_each_block_travels_once(parts, rng):
-    for shape in SHAPES:
+def test_each_block_travels_once(parts, lab, rng):
+    for number, shape in enumerate(SHAPES):
         world = pools(parts, rng, shape)
-        pairs = parts.move(world.some(shape), world.cpu)
-        why = f"move() of {world.told(shape)} to a pool with the free blocks {world.cpu_free}"
+        tables, told = world.some(shape), world.told(shape)
+        if number % 2:
+            tables, told = lab.iterator(tables), f"an iterator over {told}"
+        pairs = parts.move(tables, world.cpu)
+        why = f"move() of {told} to a pool with the free blocks {world.cpu_free}"
         expect([old for old, _ in pairs], world.unique(shape), f"{why}: the old blocks")
         new = [block for _, block in pairs]
         expect(len(set(new)), len(new), f"{why}: distinct new blocks")
