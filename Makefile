@@ -41,6 +41,8 @@ $(READY): pyproject.toml
 	  echo "make: there is no $(PYTHON); install Python 3.11 or later, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else \
 	  "make: minipaged needs Python 3.11 or later and $(PYTHON) is %d.%d; name another: make PYTHON=python3.11" % v[:2])'
+	@[ ! -L .venv ] || [ ! -e $(BIN)/python ] || [ "$$(cat $(READY) 2>/dev/null)" = "$(CURDIR)" ] || { \
+	  echo "make: .venv is a link to $$(readlink .venv), the environment of something else: remove the link" >&2; exit 1; }
 	@[ "$(TORCH)" = cpu ] || [ -z "$(TORCH)" ] || { echo "make: TORCH is cpu or empty, not '$(TORCH)'" >&2; exit 1; }
 	@if [ -e $(READY) ] && [ "$$(cat $(READY))" != "$(CURDIR)" ] || ! $(BIN)/python -c '' 2>/dev/null; then \
 	  echo "Making .venv ..."; "$(PYTHON)" -m venv --clear .venv; fi
