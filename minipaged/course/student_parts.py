@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,7 +95,7 @@ def load_parts(
         spec: ``mine`` (this checkout's ``exercises``), ``solutions``, ``ref``, or a folder that
             is laid out as ``exercises``: all parts that are written there. Or
             ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest (the
-            student's own where this copy has no reference).
+            student's own where this copy has no reference for one).
         root: of the course; None: that of the working directory.
         only: the parts that matter here; the others' files are not even read. None: those that
             an engine is built from.
@@ -121,6 +122,8 @@ def load_parts(
                 f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
             )
         if name not in only if only is not None else not seats(part):
+            if stage.closed:
+                chosen |= {field: _own(course, name, field) for field in seats(part)}
             continue
         if impl == "ref" and not stage.closed:
             continue
@@ -143,7 +146,8 @@ def load_parts(
         files.append(StudentFile(stage.key, file.path, module.__name__, part.module))
     if fallbacks:
         folder = place(impl_folder(course, spec) or course.root)
-        notes.append(f"parts: not written in {folder}, so the reference's: {', '.join(fallbacks)}")
+        whose = "the reference's" if course.given is None else "those that were given"
+        notes.append(f"parts: not written in {folder}, so {whose}: {', '.join(fallbacks)}")
     return StudentParts(
         **chosen,
         spec=_as_spec(wishes),
@@ -257,6 +261,19 @@ def seats(part: Part) -> dict[str, str]:
     }
 
 
+def _own(course: Course, name: str, field: str) -> Callable[..., Any]:
+    """A student's own, for want of a reference; its file is read when it is first called."""
+
+    @cache
+    def load() -> Any:
+        return getattr(load_parts(f"{name}=mine", course.root, only=(name,)), field)
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        return load()(*args, **kwargs)
+
+    return own
+
+
 def _absent(message: str) -> Callable[..., Any]:
     """What stands where a part would: whoever calls it is told what is missing."""
 
@@ -285,7 +302,10 @@ def _cannot_use(stage: Stage, file: PartFile, impl: str) -> str:
 
 def _is_needed(stage: Stage, file: PartFile, impl: str) -> str:
     if impl == "ref":
-        return f"this copy of the course has no reference for {file.part.name}: --parts mine"
+        return (
+            f"this copy of the course has no reference for {file.part.name}: say --parts mine, or the "
+            "path of a folder that is laid out as exercises/"
+        )
     return (
         f"{file.part.name} is not written ({_what_is_missing(stage, file)}): {stage.label}, "
         f"{stage.lesson}; write {place(file.path)}, then `minipaged grade {stage.key}`"

@@ -343,6 +343,26 @@ def test_a_missing_part_is_named_with_its_stage_and_lesson(desk):
     assert "this copy of the course has no reference for paged_attention" in done.stderr
 
 
+def test_what_is_not_asked_for_is_the_students_own_too(desk):
+    """There is no reference that it could be."""
+    code = (
+        "from minipaged.course import load_parts\n"
+        "parts = load_parts('mine', only=['sizing'])\n"
+        "print(parts.BlockAllocator(3).num_free)\n"
+        "parts.BlockTable(None, 4)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=desk,
+        env={**os.environ, "PYTHONPATH": str(desk)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "3\n"
+    assert "CourseError: block_table is not written (tasks 3.1, 3.2): stage 3" in done.stderr
+
+
 def test_there_is_nothing_to_take(desk):
     done = minipaged(desk, "unstick", "3.1", "--yes")
     assert "this copy of the course has no answer to 3.1" in done.stderr
