@@ -256,6 +256,11 @@ class Course:
     root: Path
     given: tuple[str, ...] | None = None
 
+    def is_given(self, unit: Stage) -> bool:
+        """Was the class given it, or part of a checkpoint? Then nobody is asked for it."""
+        homes = {self.parts[part.name][0].number for part in unit.parts}
+        return self.given is not None and not homes.isdisjoint(self.given)
+
     @cached_property
     def units(self) -> tuple[Stage, ...]:
         """All that is graded, in the order in which a student gets there."""

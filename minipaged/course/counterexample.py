@@ -79,21 +79,40 @@ def judge_trace(course: Course, stage: Stage, path: Path) -> Verdict:
     asked = stage.counterexample
     if asked is None:
         raise CourseError(f"stage {stage.key} asks for no counterexample")
-    if stage.trace_is_sent_in:
-        return Verdict("this copy of the course has no reference: your instructor grades it")
     try:
-        trace = read_trace(path)
-        if not trace:
-            raise CourseError("the trace is empty")
-        if len(trace) > asked.max_operations:
-            raise CourseError(
-                f"the trace has {len(trace)} operations, and at most {asked.max_operations} are "
-                "allowed: which of them does it not need?"
-            )
-        operations = list(parse(trace, asked))
+        operations = _operations(asked, path)
         return _compare(operations, asked, *_sides(course, stage, asked))
     except CourseError as error:
         return Verdict(str(error))
+
+
+def what_is_wrong(stage: Stage, path: Path) -> str:
+    """What can be said of a trace without running it; empty if it can be run."""
+    asked = stage.counterexample
+    if asked is None:
+        raise CourseError(f"stage {stage.key} asks for no counterexample")
+    try:
+        _operations(asked, path)
+    except CourseError as error:
+        return str(error)
+    return ""
+
+
+def _operations(asked: Counterexample, path: Path) -> list[Operation]:
+    """The calls of a trace file.
+
+    Raises:
+        CourseError: it cannot be run, or is too long.
+    """
+    trace = read_trace(path)
+    if not trace:
+        raise CourseError("the trace is empty")
+    if len(trace) > asked.max_operations:
+        raise CourseError(
+            f"the trace has {len(trace)} operations, and at most {asked.max_operations} are "
+            "allowed: which of them does it not need?"
+        )
+    return list(parse(trace, asked))
 
 
 # --------------------------------------------------------------------------- reading

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from minipaged.course.answers import known_seeds
 from minipaged.course.catalog import Check, Course, Stage, load_course
-from minipaged.course.counterexample import is_started, judge_trace
+from minipaged.course.counterexample import is_started, judge_trace, what_is_wrong
 from minipaged.course.judge.run import Judged, judge_rounds
 from minipaged.course.next_step import after_grading, from_record, is_done
 from minipaged.course.progress import last_scores, record_score
@@ -93,13 +93,19 @@ def _fresh_seed(course: Course, stage: Stage) -> int:
 
 
 def _with_finding(course: Course, result: StageScore) -> StageScore:
-    """Say also of a trace that earned its points where the two differ."""
+    """Say of a trace that earned its points where the two differ, and of one that is to be sent in
+    why it could earn none."""
     check = result.counterexample
     trace = trace_path(course, result.submission)
-    if check is None or check.status != "passed" or trace is None:
+    if check is None or trace is None:
         return result
-    verdict = judge_trace(course, result.stage, trace)
-    return replace(result, counterexample=replace(check, message=verdict.found))
+    if check.status == "passed":
+        found = judge_trace(course, result.stage, trace).found
+    elif check.status == "sent in" and is_started(trace):
+        found = what_is_wrong(result.stage, trace) or "It can be run: hand it in."
+    else:
+        return result
+    return replace(result, counterexample=replace(check, message=found))
 
 
 # --------------------------------------------------------------------------- the command
@@ -267,6 +273,8 @@ def _show_progress(course: Course) -> int:
     for stage in course.units:
         submission = read_submission(course, stage, "mine")
         record = records.get(stage.number)
+        if course.is_given(stage) and record is None:
+            continue
         if stage is course.units[-1] or not is_done(stage, submission, record):
             show_next(console, from_record(course, stage, submission, record))
             break

@@ -124,7 +124,7 @@ def _points(score: StageScore) -> Table:
         check = score.counterexample
         word = "" if check.status in ("passed", "failed") else _in_words(check)
         _add_title(table, "", "Counterexample", word, check.points, check.total)
-        if check.status == "passed" and check.message:
+        if check.status in ("passed", "sent in") and check.message:
             table.add_row("", Text(check.message, "dim"))
     return table
 
@@ -251,6 +251,8 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
         record = records.get(stage.number)
         points = f"{record.points if record else 0} of {stage.points}"
         word = "not graded yet"
+        if record is None and course.is_given(stage):
+            points, word = "", "given"
         if record is not None:
             word = f"{record.date:%d %b %Y}".lstrip("0")
         drop = f"was {record.best}, now {record.points}" if record and record.dropped else ""
@@ -264,7 +266,8 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
         )
     put(console, table)
     earned = sum(record.points for record in records.values())
-    total = sum(stage.points for stage in course.units)
+    asked = [s for s in course.units if s.number in records or not course.is_given(s)]
+    total = sum(stage.points for stage in asked)
     put(console, Padding(Text(f"{earned} of {total} points", "bold"), (1, 0, 1, 2)))
 
 

@@ -303,8 +303,8 @@ def _cannot_use(stage: Stage, file: PartFile, impl: str) -> str:
 def _is_needed(stage: Stage, file: PartFile, impl: str) -> str:
     if impl == "ref":
         return (
-            f"this copy of the course has no reference for {file.part.name}: say --parts mine, or the "
-            "path of a folder that is laid out as exercises/"
+            f"this copy of the course has no reference for {file.part.name}: say --parts mine, or "
+            "the path of a folder that is laid out as exercises/"
         )
     return (
         f"{file.part.name} is not written ({_what_is_missing(stage, file)}): {stage.label}, "

@@ -105,8 +105,12 @@ def impl_folder(course: Course, impl: str) -> Path | None:
     """
     if impl == "ref":
         return None
-    if impl in ("mine", "solutions"):
-        return course.root / {"mine": "exercises"}.get(impl, impl)
+    if impl == "mine":
+        return course.root / "exercises"
+    if impl == "solutions" and course.given is None:
+        return course.root / "solutions"
+    if impl == "solutions":
+        raise CourseError("this copy of the course has no solutions: say mine, or name a folder")
     folder = Path(impl).expanduser().resolve()
     if not folder.is_dir():
         raise CourseError(

@@ -34,9 +34,9 @@ class Scheduler(Queues):
         2. :meth:`resume`: swapped groups come back, if nothing was swapped out in this step.
         3. :meth:`admit`: waiting groups start, if none is left swapped.
 
-        With ``config.prefill_first``, prompts have steps of their own: if no group is swapped when a
-        step begins, :meth:`admit` comes first, before all else, and if it has planned anything, that
-        is the step. Otherwise the step has phases 1 and 2 alone.
+        With ``config.prefill_first``, prompts have steps of their own: if no group is swapped when
+        a step begins, :meth:`admit` comes first, before all else, and if it has planned anything,
+        that is the step. Otherwise the step has phases 1 and 2 alone.
 
         Groups that end here, because they can never run or the pool is too small for them even
         when empty, are in :attr:`ended`, each once.

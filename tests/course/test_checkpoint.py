@@ -123,7 +123,7 @@ def test_units_are_in_the_order_of_the_course():
     numbers = [unit.number for unit in COURSE.units]
     for checkpoint in COURSE.checkpoints:
         assert numbers[numbers.index(checkpoint.number) - 1] == checkpoint.after
-    with pytest.raises(CourseError, match="there is no stage 'Q': .*; the checkpoints are A, B"):
+    with pytest.raises(CourseError, match=r"there is no stage 'Q': .*; the checkpoints are A, B"):
         COURSE.unit("Q")
     with pytest.raises(CourseError, match="there is no stage 'A'"):
         COURSE.stage("A")
@@ -131,4 +131,4 @@ def test_units_are_in_the_order_of_the_course():
 
 def test_the_overview_has_a_line_for_it(capsys):
     main(["grade"])
-    assert "  A   Text and three samples, on your parts only" in capsys.readouterr().out
+    assert "  A  Text and three samples, on your parts only" in capsys.readouterr().out

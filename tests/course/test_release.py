@@ -370,6 +370,35 @@ def test_there_is_nothing_to_take(desk):
     assert "no reference of stage 2" in minipaged(desk, "mutants", "2").stderr
 
 
+def test_the_overview_asks_for_what_was_not_given(desk):
+    shown = minipaged(desk, "grade").stdout
+    assert re.search(r"  0  Sizing the KV cache +given\n", shown)
+    assert re.search(r"  2  The block allocator +0 of 36 +not graded yet\n", shown)
+    assert "Next: task 1.1, " in shown
+    total = sum(unit.points for unit in load_course(desk).units[1:])
+    assert f"0 of {total} points" in shown
+
+
+def test_of_a_trace_that_is_handed_in_it_says_what_can_be_said(desk):
+    file = desk / "exercises/stage02_block_allocator/counterexample.toml"
+    before = file.read_text(encoding="utf-8")
+    try:
+        for trace, said in (
+            ('["pool.allocate("]', "operation 1, `pool.allocate(`, is not Python"),
+            ('["pool.allocate()"]', "It can be run: hand it in."),
+        ):
+            file.write_text(f"trace = {trace}\n", encoding="utf-8")
+            shown = minipaged(desk, "grade", "2").stdout
+            assert "graded by your instructor" in shown
+            assert said in shown
+    finally:
+        file.write_text(before, encoding="utf-8")
+    assert (
+        "this copy of the course has no solutions"
+        in minipaged(desk, "grade", "2", "--impl", "solutions").stderr
+    )
+
+
 def test_stages_stand_on_the_students_own_files(desk):
     """Stage 4 needs block tables for some of its checks: these wait, the others count."""
     report = desk / "scores.json"
