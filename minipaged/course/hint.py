@@ -68,6 +68,12 @@ def hint_text(course: Course, name: str, more: bool) -> str:
         CourseError: there is no such task; the message lists those that there are.
     """
     known = hints(course)
+    for checkpoint in course.checkpoints:
+        if name.upper().partition(".")[0] == checkpoint.key:
+            raise CourseError(
+                f"{checkpoint.label} has nothing to write, and no hints: {checkpoint.lesson} says "
+                "how to read its failures"
+            )
     if name not in known:
         raise CourseError(f"there is no task {name!r}: the tasks are {', '.join(known)}")
     hint = known[name]

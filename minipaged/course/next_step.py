@@ -208,10 +208,9 @@ def _find_trace(course: Course, stage: Stage, submission: Submission) -> NextSte
 
 def _done(course: Course, stage: Stage, whole: bool) -> NextStep:
     heading = f"{stage.heading} is {'whole' if whole else 'done'}."
-    rows = [
-        ("use it", stage.use.replace("minipaged", program(), 1)),
-        ("", f"{program()} demo --parts mine"),
-    ]
+    uses = dict.fromkeys((stage.use, "minipaged demo --parts mine"))
+    titles = ["use it", *[""] * (len(uses) - 1)]
+    rows = [(t, use.replace("minipaged", program(), 1)) for t, use in zip(titles, uses)]
     if (course.root / stage.notebook).is_file():
         rows.append(("notebook", place(course.root / stage.notebook)))
     later = course.units[[unit.number for unit in course.units].index(stage.number) + 1 :]

@@ -68,12 +68,12 @@ def unstick(course: Course, stage: Stage, task: Task, mine: str, force: bool = F
         )
     if task.id in file.taken:
         raise CourseError(f"the answer to {task.id} is in {part.name}.py already")
+    answer = _Answer(course, stage, task)
     written = tuple(symbol for symbol in task.symbols if symbol not in file.stubs)
     if written and not force:
         raise CourseError(
             f"you have written {', '.join(written)}: --force replaces that (the old file is kept)"
         )
-    answer = _Answer(course, stage, task)
     target = syntax.module(mine)
     if written:
         messages = {symbol: stub_message(stage, task) for symbol in written}
