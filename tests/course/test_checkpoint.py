@@ -132,3 +132,10 @@ def test_units_are_in_the_order_of_the_course():
 def test_the_overview_has_a_line_for_it(capsys):
     main(["grade"])
     assert "  A  Text and three samples, on your parts only" in capsys.readouterr().out
+
+
+def test_a_checkpoint_has_a_page_in_place_of_hints(capsys):
+    assert main(["hint", "a.1"]) == 1
+    assert "checkpoint A has nothing to write, and no hints: lessons/checkpoint-a.md" in (
+        capsys.readouterr().err
+    )

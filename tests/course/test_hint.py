@@ -57,10 +57,3 @@ def test_an_unknown_task_is_answered_with_those_that_there_are(capsys, task):
     error = capsys.readouterr().err
     assert repr(task) in error
     assert "7.1, 7.2, 7.3, 7.counterexample, 8.1" in error
-
-
-def test_a_checkpoint_has_a_page_in_place_of_hints(capsys):
-    assert main(["hint", "a.1"]) == 1
-    assert "checkpoint A has nothing to write, and no hints: lessons/checkpoint-a.md" in (
-        capsys.readouterr().err
-    )
