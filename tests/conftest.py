@@ -16,6 +16,21 @@ from minipaged.fetch import SMOLLM2, default_cache_dir, is_complete
 pytest_plugins = ["minipaged.course.judge.plugin"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="tests of the grader try all that they know, not a part of it, as continuous "
+        "integration does",
+    )
+
+
+@pytest.fixture(scope="session")
+def exhaustive(request: pytest.FixtureRequest) -> bool:
+    """Is there time? If not, a test that tries many things takes some of them."""
+    return bool(request.config.getoption("exhaustive"))
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The folder of SmolLM2-135M-Instruct, as `make model` puts it into the user's cache.

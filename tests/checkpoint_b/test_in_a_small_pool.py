@@ -31,7 +31,6 @@ def test_pressure_takes_no_token_away(serve, reference_serve, rng, mode):
     requests = [
         {"prompt": prompt_of(rng, 5, 12), "max_tokens": int(rng.integers(18, 26))} for _ in range(8)
     ]
-    want = reference_serve(requests, model="hash", **AMPLE)
     blocks = 24
     mine = serve(
         requests,
@@ -41,6 +40,7 @@ def test_pressure_takes_no_token_away(serve, reference_serve, rng, mode):
         num_cpu_blocks=100,
         preemption=mode,
     )
+    want = reference_serve(requests, model="hash", **AMPLE)
     expect_same_outputs(mine, want, requests, BLOCK_SIZE)
     expect_pressure(mine, ["swap" if mode == "swap" else "recompute"], blocks)
 
@@ -58,7 +58,6 @@ def test_groups_come_back_whole(serve, reference_serve, rng, mode, host):
             {"n": 2, "temperature": 1.1, "seed": seed},
         )[number % 3]
         requests.append({"prompt": prompt, "max_tokens": 16, **wishes})
-    want = reference_serve(requests, model="hash", **AMPLE)
     blocks = 36
     mine = serve(
         requests,
@@ -68,6 +67,7 @@ def test_groups_come_back_whole(serve, reference_serve, rng, mode, host):
         num_cpu_blocks=host,
         preemption=mode,
     )
+    want = reference_serve(requests, model="hash", **AMPLE)
     expect_same_outputs(mine, want, requests, BLOCK_SIZE)
     modes = {"auto": ["swap"], "recompute": ["recompute"], "swap": ["recompute", "swap"]}[mode]
     expect_pressure(mine, modes, blocks)
@@ -81,11 +81,11 @@ def test_a_real_model_tells_the_same_stories(serve, reference_serve, rng):
     ]
     group = {"n": 3, "temperature": 0.8, "seed": int(rng.integers(1000))}
     requests.append({**requests[0], **group})
-    want = reference_serve(requests, model="stories", **AMPLE)
     blocks = 20
     mine = serve(
         requests, model="stories", block_size=BLOCK_SIZE, num_gpu_blocks=blocks, num_cpu_blocks=40
     )
+    want = reference_serve(requests, model="stories", **AMPLE)
     expect_same_outputs(mine, want, requests, BLOCK_SIZE)
     preempted = [victim for step in mine["steps"] for victim, _ in step["preempted"]]
     if not preempted:

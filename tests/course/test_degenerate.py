@@ -25,11 +25,14 @@ def submission(stage, tasks, body):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_degenerate_bodies_earn_nothing(key):
+def test_degenerate_bodies_earn_nothing(key, exhaustive):
     """In all tasks at once, and in each with the reference in all others."""
     stage = COURSE.stage(key)
     cases = [(list(stage.tasks), body) for body in BODIES]
-    cases += [([task], body) for task in stage.tasks for body in BODIES]
+    for number, task in enumerate(stage.tasks):
+        # Where time is short, each task is tried with other bodies than the one before.
+        alone = list(BODIES) if exhaustive else list(BODIES)[number % 4 :: 4]
+        cases += [([task], body) for body in alone]
     submissions = [submission(stage, tasks, body) for tasks, body in cases]
     wanted = [[check.name for task in tasks for check in task.checks] for tasks, _ in cases]
     rounds = judge_many(COURSE, stage, submissions, checks_of_each=wanted)

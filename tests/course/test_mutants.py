@@ -280,9 +280,9 @@ def submission_of(stage, folder):
 
 
 @pytest.mark.parametrize("key", UNRELATED)
-def test_bugs_that_are_no_mutant_get_no_diagnosis(key):
+def test_bugs_that_are_no_mutant_get_no_diagnosis(key, exhaustive):
     stage, submissions = STAGES[key], []
-    for part, find, replace in UNRELATED[key]:
+    for part, find, replace in UNRELATED[key][: None if exhaustive else 3]:
         text = reference_source(COURSE, stage, part)
         assert text.count(find) == 1, find
         submissions.append(
