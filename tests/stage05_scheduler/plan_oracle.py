@@ -231,7 +231,8 @@ class Model:
     def _lacks_room(self, group: Group, alone: bool) -> bool:
         if self.demanding and self.preemptible and not alone:
             return len(group.streams) > self.free
-        return self._need(group) > self.free
+        has_region = not self.preemptible and group.name in self.needs
+        return self._need(group) > (0 if has_region else self.free)
 
     def _feed(self, group: Group, step: Step) -> None:
         for stream in group.streams:

@@ -84,6 +84,15 @@ def test_beams_branch_and_are_dropped(parts, lab, rng):
         w.add(draw(rng, 2, 5))
         w.step()
         w.plan()
+    # With the last of its beams a search is over.
+    w = world(parts, lab, blocks=4)
+    w.put("running", draw(rng, 5, 8), 2, beam=True)
+    w.plan()
+    w.commit({"a": [(1, 1, 31)]})
+    w.plan()
+    w.commit({"a": []})
+    w.add(16)
+    w.plan()
 
 
 def test_a_group_that_is_done_is_over(parts, lab, rng):

@@ -130,6 +130,15 @@ def test_the_last_gives_way_to_those_before_it(parts, lab, rng):
         for _ in range(2):
             w.plan()
             w.advance()
+    w = world(parts, lab, blocks=6, demand_free_block_per_seq=True)
+    w.put("running", draw(rng, 6, 8), 2)
+    w.put("running", draw(rng, 5, 8))
+    for _ in range(2):
+        w.plan()
+        w.advance()
+    w = world(parts, lab, blocks=2, demand_free_block_per_seq=True)
+    w.put("running", draw(rng, 6, 9))
+    w.plan()
 
 
 def test_only_those_without_slots_can_be_victims(parts, lab, rng):
@@ -221,6 +230,11 @@ def test_nothing_waits_for_ever(parts, lab, rng):
         w.add(draw(rng, 2, 9))
         w.plan()
         w.plan()
+    # One that is finished makes way for the next.
+    w = world(parts, lab, blocks=4)
+    w.put("swapped", 17)
+    w.put("swapped", draw(rng, 2, 9))
+    w.plan()
     # Waiting: LATER is for ever, where nothing runs.
     w = world(parts, lab, blocks=9, verdicts={"a": "memory"})
     w.add(draw(rng, 2, 9))
@@ -315,5 +329,12 @@ def test_a_manager_that_cannot_preempt_ends_its_group(parts, lab, rng):
     w.put("running", 9, draw(rng, 2, 4))
     w.put("running", draw(rng, 6, 8))
     for _ in range(3):
+        w.plan(asked=True)
+        w.advance()
+    # The region that was reserved for a is full, and what is free beside it is no help.
+    w = world(parts, lab, blocks=20, preemptible=False, needs={"a": 2})
+    w.put("running", draw(rng, 6, 9))
+    w.put("running", draw(rng, 2, 9))
+    for _ in range(4):
         w.plan(asked=True)
         w.advance()

@@ -47,7 +47,8 @@ class BlockPool:
         """
         Args:
             copying: a fork shares nothing, and takes as many blocks as its parent holds.
-            needs: request -> blocks that admitting it takes, whatever its tokens say.
+            needs: request -> blocks that admitting it takes, whatever its tokens say. Where nobody
+                can be preempted they are a region of its own, which does not grow.
         """
         self._copying = copying
         self.num_gpu_blocks, self.num_cpu_blocks = num_gpu_blocks, num_cpu_blocks
@@ -92,7 +93,8 @@ class BlockPool:
 
     # -- growth ------------------------------------------------------------------------------
     def can_append(self, group: SequenceGroup) -> bool:
-        return self._next_blocks(group) <= self.num_free_gpu_blocks
+        is_region = not self.preemptible and group.request_id in self._needs
+        return self._next_blocks(group) <= (0 if is_region else self.num_free_gpu_blocks)
 
     def append(self, groups: Iterable[SequenceGroup]) -> list[BlockPair]:
         pairs = []
