@@ -224,7 +224,7 @@ def check_cheaper(parts, lab, shape, item, tokens, block_size, computer):
 
 def test_the_crossovers_are_the_first_of_their_kind(parts, lab, rng):
     item = 2
-    for at_1 in (2.0, 12.0, 0.9, float(rng.uniform(1.5, 40))):
+    for at_1 in (2.0, 12.0, 0.9, float(rng.uniform(1.5, 40)), 38.0):
         shape = Shape.draw(rng)
         tokens = 256 * int(rng.integers(1, 4))
         computer = Computer.draw(rng, shape, item, tokens, 0.8, at_1)
@@ -241,17 +241,22 @@ def test_the_crossovers_are_the_first_of_their_kind(parts, lab, rng):
             got = parts.crossover_block_size(model, item, tokens, machine, largest)
             expect(got, want, f"{why}; up to blocks of {largest}")
     for block_size in (16, int(rng.integers(2, 30))):
-        check_crossover_tokens(parts, lab, rng, item, block_size)
+        check_crossover_tokens(parts, lab, rng, item, block_size, int(rng.integers(40, 90)))
+    check_crossover_tokens(parts, lab, rng, item, 16, 0)
 
 
-def check_crossover_tokens(parts, lab, rng, item, block_size):
-    """A prefill takes its time however short it is: up to some length swapping is the cheaper."""
+def check_crossover_tokens(parts, lab, rng, item, block_size, at):
+    """A prefill takes its time however short it is: up to some length swapping is the cheaper.
+
+    Args:
+        at: so many tokens, about; 0 for a card that computes one sooner than its block is swapped.
+    """
     shape = Shape.draw(rng)
-    at = int(rng.integers(40, 90))
     computer = Computer.draw(rng, shape, item, 256, 3.0, 3.5)
-    floor = computer.both_ways(shape, item, at, block_size) * float(rng.uniform(0.9, 1.1))
-    flops, _, launch = computer.speeds
-    computer.speeds = flops, shape.weights * item / floor, launch
+    if at:
+        floor = computer.both_ways(shape, item, at, block_size) * float(rng.uniform(0.9, 1.1))
+        flops, _, launch = computer.speeds
+        computer.speeds = flops, shape.weights * item / floor, launch
     ratios = [computer.ratio(shape, item, tokens, block_size) for tokens in range(1, 200)]
     if any(abs(ratio - 1) < 1e-6 for ratio in ratios):
         return
@@ -262,7 +267,11 @@ def check_crossover_tokens(parts, lab, rng, item, block_size):
         f"crossover_tokens(): swapping {blocks - 1} blocks of {block_size} is the cheaper, and "
         f"recomputing {first} tokens is cheaper than to swap {blocks} blocks"
     )
-    for most, want in ((199, first), (first, first), (first - 1, None)):
+    cases = [(199, first), (first, first), (first - 1, None)]
+    if first == 1:
+        cases.pop()
+        why = f"crossover_tokens(): to recompute 1 token is cheaper than to swap {block_size} slots"
+    for most, want in cases:
         got = parts.crossover_tokens(model, item, block_size, machine, most)
         expect(got, want, f"{why}; up to {most} tokens")
 
