@@ -341,9 +341,8 @@ def find_root(start: Path | None = None) -> Path:
 def is_class_copy(root: Path | None = None) -> bool:
     """Was this copy made for a class, by ``minipaged release``? Without a course it was not."""
     try:
-        root = find_root() if root is None else root
-        return "release" in tomllib.loads((root / FILE).read_text(encoding="utf-8"))
-    except (CourseError, OSError, tomllib.TOMLDecodeError):
+        return "release" in _data((root or find_root()) / FILE)
+    except CourseError:
         return False
 
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import linecache
 import sys
-from types import ModuleType
+from types import CodeType, ModuleType
+
+
+def code_of(path: str, text: str) -> CodeType:
+    """A source as code. Tracebacks show the lines of ``text``, whatever is in the file by then.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    return compile(text, path, "exec", dont_inherit=True)
 
 
 def run_as_module(name: str, path: str, text: str) -> ModuleType:
     """Run a source as the module ``name``.
 
     Not by importlib, whose cached bytecode overlooks an edit within the same second. The module
-    stays in ``sys.modules``, where pickle and dataclasses look it up, unless running it fails;
-    tracebacks show the lines of ``text``, whatever is in the file by then.
+    stays in ``sys.modules``, where pickle and dataclasses look it up, unless running it fails.
 
     Raises:
         BaseException: whatever the source raises.
     """
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     module = ModuleType(name)
     module.__file__ = path
     sys.modules[name] = module
     try:
-        exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+        exec(code_of(path, text), module.__dict__)
     except BaseException:
         del sys.modules[name]
         raise

@@ -160,8 +160,9 @@ def _graded_in(config: pytest.Config, folder: Path) -> tuple[Course, Stage]:
     known = config.stash.setdefault(_STAGES, {})
     if folder not in known:
         root = find_root(folder)
-        course = load_course(root)
-        known |= {root / "tests" / unit.folder: (course, unit) for unit in course.units}
+        if all(course.root != root for course, _ in known.values()):
+            course = load_course(root)
+            known |= {root / "tests" / unit.folder: (course, unit) for unit in course.units}
     if folder not in known:
         raise CourseError(f"{folder} is not the folder of a stage's graded tests")
     return known[folder]
