@@ -10,6 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+from minipaged.course.device import triton_environment
+
+# Before Triton is imported, by whatever test: without a GPU its kernels run in the interpreter.
+os.environ.update(triton_environment(os.environ))
+
 from minipaged.fetch import SMOLLM2, default_cache_dir, is_complete
 
 # Graded tests: --impl, --seed and the fixtures that stand for the implementation under test.
