@@ -23,130 +23,141 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+DTYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+}
+
+#: exp(x) is exp2(x * LOG2_E), and exp2 is one instruction.
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def paged_prefill_kernel(
+    out,
     q,
     k_cache,
     v_cache,
     block_tables,
     query_start,
     context_lens,
-    out,
     scale,
-    q_row_stride,
-    q_head_stride,
-    out_row_stride,
+    out_token_stride,
     out_head_stride,
+    q_token_stride,
+    q_head_stride,
     block_stride,
     kv_head_stride,
+    slot_stride,
     table_stride,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     DOT_TYPE: tl.constexpr,
 ):
     """One tile of queries of one sequence, for one KV head. Grid: (tiles, KV heads, sequences).
 
-    Row ``r`` of a sequence is query ``r // GROUP`` of it, head ``r % GROUP`` of the group; a tile
+    Row ``r`` of a sequence is its query ``r // GROUP``, head ``r % GROUP`` of the group; a tile
     is ``ROWS`` rows. There are programs for the longest chunk of the batch: those past the end of
     a shorter one do nothing. Which program takes which tile is free; each is taken once.
 
-    With ``h = r % GROUP + GROUP * kv_head``, and ``p`` the position of the query, what is stored
-    at ``out[t, h]`` is ``sum_j softmax_j(scale * q[t, h] . K[j]) V[j]`` over ``j = 0 .. p``.
-    Scores, softmax and sums are float32, and no product is rounded to TF32.
+    With ``h = kv_head * GROUP + r % GROUP``, and ``p`` the position of the query, ``out[t, h]``
+    becomes ``sum_j softmax_j(scale * q[t, h] . K[j]) V[j]`` over ``j = 0 .. p``. Scores, softmax
+    and sums are float32, whatever the type of the pointers, and nothing is rounded to TF32.
 
     Args:
-        q: ``[T, H, HEAD_DIM]``, strides ``q_row_stride, q_head_stride, 1``.
-        k_cache, v_cache: ``[num_blocks, KVH, BLOCK_SIZE, HEAD_DIM]``, strides ``block_stride,
-            kv_head_stride, HEAD_DIM, 1``. ``block * block_stride`` can pass 2^31. Slots past a
-            context may hold NaN or infinity, which must not show.
-        block_tables: ``[S, max_blocks]`` int32, strides ``table_stride, 1``. Entries past the
-            context are not followed.
-        query_start: ``[S + 1]`` int32: rows of ``q`` and ``out`` of sequence ``s`` are
-            ``query_start[s]`` up to, but not with, ``query_start[s + 1]``.
-        context_lens: ``[S]`` int32: tokens in the cache; the queries are the last of them.
-        out: ``[T, H, HEAD_DIM]``, strides ``out_row_stride, out_head_stride, 1``. Rows of no
-            sequence are not touched.
-        scale: multiplies the scores.
-        all strides: in elements.
-        GROUP: query heads a KV head.
-        PADDED_DIM: ``HEAD_DIM`` rounded up to a power of two, 16 or more.
+        out, q: pointers to ``[T, num_heads, HEAD_DIM]``. Rows of no sequence are not touched.
+        k_cache, v_cache: pointers to ``[num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]``, both
+            with the same strides. What they hold past a context may be NaN or infinite and must
+            not show.
+        block_tables: pointer to ``[S, max_blocks]`` int32, row ``s`` at ``s * table_stride``.
+            Entry ``i`` is the block of positions ``i*BLOCK_SIZE`` and on. Entries past the
+            context are arbitrary: no K or V may be loaded through them.
+        query_start: pointer to ``[S + 1]`` int32: sequence ``s`` has the tokens ``query_start[s]``
+            up to, but not with, ``query_start[s + 1]`` of ``q`` and ``out``.
+        context_lens: pointer to ``[S]`` int32: positions in the cache; the queries are the last.
+        scale: float; multiplies ``q . k``.
+        out_token_stride, out_head_stride, q_token_stride, q_head_stride: in elements. The
+            dimensions of one head lie next to each other, here and in the caches.
+        block_stride, kv_head_stride, slot_stride: of the caches, in elements. An offset into a
+            cache may exceed 32 bits.
+        DIMS: ``HEAD_DIM`` rounded up to a power of two, 16 or more.
         ROWS, KEYS: the tile: rows, and keys a step of the loop; powers of two, 16 or more.
         DOT_TYPE: what the operands of a ``tl.dot`` must be converted to: their own type, but for
             bfloat16 in the interpreter, which would multiply its bits.
     """
-    sequence = tl.program_id(2)
-    kv_head = tl.program_id(1)
+    sequence, kv_head = tl.program_id(2), tl.program_id(1)
     # The last queries see the most keys: they start first, so that no long tile comes last.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     first_token = tl.load(query_start + sequence)
     num_queries = tl.load(query_start + sequence + 1) - first_token
     if tile * ROWS >= num_queries * GROUP:
         return
-    context_len = tl.load(context_lens + sequence)
-    history = context_len - num_queries
 
     row = tile * ROWS + tl.arange(0, ROWS)
     query = row // GROUP
     head = kv_head * GROUP + row % GROUP
-    dim = tl.arange(0, PADDED_DIM)
-    in_tile = (query < num_queries)[:, None] & (dim < HEAD_DIM)[None, :]
     token = (first_token + query).to(tl.int64)
-    q_at = q + token[:, None] * q_row_stride + head[:, None] * q_head_stride + dim[None, :]
-    q_tile = tl.load(q_at, mask=in_tile, other=0.0).to(DOT_TYPE)  # [ROWS, PADDED_DIM]
+    dims = tl.arange(0, DIMS)
+    in_head = dims < HEAD_DIM
+    in_tile = (query < num_queries)[:, None] & in_head[None, :]  # [ROWS, DIMS]
+    q_places = token[:, None] * q_token_stride + head[:, None] * q_head_stride + dims[None, :]
+    q_tile = tl.load(q + q_places, in_tile, other=0.0).to(DOT_TYPE)
 
-    # exp2 is one instruction where exp is two: the factor log2(e) goes into the scale.
-    log2_scale = scale * 1.4426950408889634
-    position = history + query
+    history = tl.load(context_lens + sequence) - num_queries
+    position = history + query  # [ROWS]
     last_query = tl.minimum((tile * ROWS + ROWS - 1) // GROUP, num_queries - 1)
     num_keys = history + last_query + 1  # that any row of the tile sees
     table = block_tables + sequence * table_stride
     k_head = k_cache + kv_head * kv_head_stride
     v_head = v_cache + kv_head * kv_head_stride
 
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    maximum = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    mixed = tl.zeros([ROWS, DIMS], tl.float32)
     for start in range(0, num_keys, KEYS):
         key = start + tl.arange(0, KEYS)
         seen = key < num_keys
-        block = tl.load(table + key // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        slot = block * block_stride + (key % BLOCK_SIZE) * HEAD_DIM
-        at = slot[:, None] + dim[None, :]
-        # A zero for what nobody sees: stale values may be NaN, and 0 * NaN is NaN.
-        visible = seen[:, None] & (dim < HEAD_DIM)[None, :]
-        k_tile = tl.load(k_head + at, mask=visible, other=0.0)  # [KEYS, PADDED_DIM]
-        v_tile = tl.load(v_head + at, mask=visible, other=0.0)  # [KEYS, PADDED_DIM]
+        block = tl.load(table + key // BLOCK_SIZE, seen, other=0).to(tl.int64)
+        slot = block * block_stride + (key % BLOCK_SIZE) * slot_stride
+        places = slot[:, None] + dims[None, :]
+        # Zeros for what nobody sees: a stale value may be NaN, and 0 * NaN is NaN.
+        inside = seen[:, None] & in_head[None, :]  # [KEYS, DIMS]
+        k_tile = tl.load(k_head + places, inside, other=0.0)
+        v_tile = tl.load(v_head + places, inside, other=0.0)
 
-        scores = tl.dot(q_tile, tl.trans(k_tile.to(DOT_TYPE)), input_precision="ieee")
+        score = tl.dot(q_tile, tl.trans(k_tile.to(DOT_TYPE)), input_precision="ieee")
         causal = key[None, :] <= position[:, None]
-        scores = tl.where(causal, scores * log2_scale, float("-inf"))  # [ROWS, KEYS]
-        # Key 0 is in the first tile and every row sees it: `highest` is finite from there on.
-        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_highest[:, None])  # [ROWS, KEYS]
-        rescale = tl.exp2(highest - new_highest)
-        total = total * rescale + tl.sum(weights, axis=1)
-        weights = weights.to(v_tile.dtype).to(DOT_TYPE)
-        acc = tl.dot(weights, v_tile.to(DOT_TYPE), acc * rescale[:, None], input_precision="ieee")
-        highest = new_highest
+        score = tl.where(causal, score * (scale * LOG2_E), float("-inf"))  # [ROWS, KEYS]
+        # Every row sees key 0, which is in the first tile: from there on no maximum is -inf.
+        new_maximum = tl.maximum(maximum, tl.max(score, axis=1))
+        weight = tl.exp2(score - new_maximum[:, None])
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(weight, axis=1)
+        weight = weight.to(v_tile.dtype).to(DOT_TYPE)
+        mixed = tl.dot(
+            weight, v_tile.to(DOT_TYPE), mixed * rescale[:, None], input_precision="ieee"
+        )
+        maximum = new_maximum
 
-    out_at = out + token[:, None] * out_row_stride + head[:, None] * out_head_stride + dim[None, :]
-    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_tile)
+    places = token[:, None] * out_token_stride + head[:, None] * out_head_stride + dims[None, :]
+    result = mixed / total[:, None]
+    tl.store(out + places, result.to(out.dtype.element_ty), in_tile)
 
 
-def tile_of(padded_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+def tile_of(dims: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """``(ROWS, KEYS, num_warps, num_stages)``: the largest tiles whose accumulators stay in
-    registers on sm_80 up to ``padded_dim`` 256. With three stages the block numbers of a tile are
+    registers on sm_80 up to ``dims`` 256. With three stages the block numbers of a tile are
     on their way before its keys and values are asked for."""
     if dtype == torch.float32:
-        return (32, 32, 4, 2) if padded_dim <= 128 else (16, 32, 8, 2)
-    if padded_dim <= 64:
+        return (32, 32, 4, 2) if dims <= 128 else (16, 32, 8, 2)
+    if dims <= 64:
         return 64, 64, 4, 3
-    return (64, 32, 4, 3) if padded_dim <= 128 else (64, 32, 8, 3)
+    return (64, 32, 4, 3) if dims <= 128 else (64, 32, 8, 3)
 
 
 def paged_prefill(
@@ -162,14 +173,13 @@ def paged_prefill(
 ) -> Tensor:
     """Causal attention of chunks of any lengths to the cached keys and values of their sequences.
 
-    The keys and values of the chunks themselves are in the cache already. Query head ``h`` reads
-    KV head ``h // (num_heads // num_kv_heads)``.
+    The keys and values of the chunks themselves are in the cache already.
 
     Args:
         q: ``[T, num_heads, head_dim]``, float16, bfloat16 or float32; may be a view with a
             contiguous last dimension.
-        k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]`` in the type of
-            ``q``, contiguous.
+        k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]`` of ``q``'s type.
+            Query head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``.
         block_tables: ``[S, max_blocks]`` int32: entry ``i`` holds positions ``i * block_size``
             and on. Entries past a context do not matter.
         query_start: ``[S + 1]`` int32: sequence ``s`` has rows ``query_start[s]`` up to, but not
@@ -187,37 +197,37 @@ def paged_prefill(
     Raises:
         ValueError: shapes, types or strides are not these; the message names value and limit.
     """
-    num_tokens, num_heads, head_dim = q.shape
-    _, num_kv_heads, block_size, _ = k_cache.shape
-    out = q.new_empty(q.shape) if out is None else out
+    out = torch.empty_like(q) if out is None else out
     _check(q, k_cache, v_cache, block_tables, query_start, context_lens, out)
-    num_seqs = len(context_lens)
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = k_cache.shape[1:3]
+    num_seqs, group = len(context_lens), num_heads // num_kv_heads
     if num_seqs == 0 or num_tokens == 0:
         return out
-    group = num_heads // num_kv_heads
-    padded_dim = max(16, triton.next_power_of_2(head_dim))
-    rows, keys, num_warps, num_stages = tile_of(padded_dim, q.dtype)
+    dims = max(16, triton.next_power_of_2(head_dim))
+    rows, keys, num_warps, num_stages = tile_of(dims, q.dtype)
     grid = (triton.cdiv(max_query_len * group, rows), num_kv_heads, num_seqs)
     paged_prefill_kernel[grid](
+        out,
         q,
         k_cache,
         v_cache,
         block_tables,
         query_start,
         context_lens,
-        out,
         scale,
-        q.stride(0),
-        q.stride(1),
         out.stride(0),
         out.stride(1),
+        q.stride(0),
+        q.stride(1),
         k_cache.stride(0),
         k_cache.stride(1),
+        k_cache.stride(2),
         block_tables.stride(0),
         GROUP=group,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
+        DIMS=dims,
         ROWS=rows,
         KEYS=keys,
         DOT_TYPE=_dot_type(q.dtype),
@@ -229,8 +239,9 @@ def paged_prefill(
 
 def _dot_type(dtype: torch.dtype) -> tl.dtype:
     compiled = isinstance(paged_prefill_kernel, triton.JITFunction)
-    widened = dtype == torch.float32 or (dtype == torch.bfloat16 and not compiled)
-    return tl.float32 if widened else tl.float16 if dtype == torch.float16 else tl.bfloat16
+    if dtype == torch.bfloat16 and not compiled:
+        return tl.float32
+    return DTYPES[dtype]
 
 
 def _check(
@@ -242,40 +253,35 @@ def _check(
     context_lens: Tensor,
     out: Tensor,
 ) -> None:
-    num_heads, head_dim = q.shape[1:]
-    num_kv_heads = k_cache.shape[1]
-    if k_cache.shape != v_cache.shape or k_cache.shape[3] != head_dim:
+    if q.dim() != 3 or out.shape != q.shape:
+        raise ValueError(f"q {[*q.shape]}, out {[*out.shape]}: both must be [T, num_heads, d]")
+    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
         raise ValueError(
-            f"k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)} must be alike, with "
-            f"the head_dim of q {list(q.shape)}"
+            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
+            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
         )
+    num_heads, num_kv_heads = q.shape[1], k_cache.shape[1]
+    if k_cache.shape[3] != q.shape[2]:
+        raise ValueError(f"q has head_dim {q.shape[2]}, but the caches {k_cache.shape[3]}")
     if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are no multiple of {num_kv_heads} KV heads")
-    if not q.dtype == k_cache.dtype == v_cache.dtype == out.dtype:
-        raise ValueError(
-            f"q {q.dtype}, k_cache {k_cache.dtype}, v_cache {v_cache.dtype} and out {out.dtype} "
-            "must have one type"
-        )
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise ValueError(f"the caches must be contiguous, not with strides {k_cache.stride()}")
-    if out.shape != q.shape or q.stride(2) != 1 or out.stride(2) != 1:
-        raise ValueError(
-            f"out {list(out.shape)} must have the shape of q {list(q.shape)}, and the last "
-            f"dimension of both must be contiguous, not of strides {out.stride(2)}, {q.stride(2)}"
-        )
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q is {q.dtype}, not one of {', '.join(map(str, DTYPES))}")
+    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache, "out": out}.items():
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, but q {q.dtype}")
+    for name, tensor in {"q": q, "k_cache": k_cache, "out": out}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
     num_seqs = len(context_lens)
-    if len(query_start) != num_seqs + 1 or len(block_tables) != num_seqs:
-        raise ValueError(
-            f"{num_seqs} context lengths need {num_seqs + 1} query starts and {num_seqs} block "
-            f"tables, not {len(query_start)} and {len(block_tables)}"
-        )
-    for name, index in (
-        ("block_tables", block_tables),
-        ("query_start", query_start),
-        ("context_lens", context_lens),
+    for name, tensor, shape in (
+        ("block_tables", block_tables, (num_seqs, *block_tables.shape[1:2])),
+        ("query_start", query_start, (num_seqs + 1,)),
+        ("context_lens", context_lens, (num_seqs,)),
     ):
-        if index.dtype != torch.int32 or index.stride(-1) != 1:
+        if tensor.shape != shape or tensor.dtype != torch.int32:
             raise ValueError(
-                f"{name} must be int32 with a contiguous last dimension, not {index.dtype} with "
-                f"strides {index.stride()}"
+                f"{name} is {[*tensor.shape]} {tensor.dtype}, not {[*shape]} torch.int32"
             )
+        if tensor.numel() and tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
