@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 # is a module or package of minipaged, or several that belong together.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("config", "sampling_params", "hardware"),
+    ("config", "sampling_params", "hardware", "device"),
     ("sequence",),
     ("contracts", "outputs", "trace"),
-    ("attention", "invariants", "viz"),
+    ("attention", "audit", "invariants", "viz"),
     ("kvcache", "models tokenizer fetch", "sampling"),
     ("scheduling", "executor"),
     ("parts",),
