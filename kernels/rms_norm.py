@@ -1,0 +1,125 @@
+"""RMSNorm, with the addition to the residual stream that stands before it.
+
+In a transformer every norm but the first follows ``x += f(x)``. One launch does both: as two, the
+stream would be written, and read once more.
+
+Bytes: with a residual ``4 * T * width`` elements (``x`` and the residual read, both written),
+without one half of that, and the weight. One program holds one row in registers, so that it is
+read once for the mean square and the product.
+
+Claimed for sm_80: no spills, all loads and stores at 128 bit where the width is a multiple of 8
+(half types) or 4 (float32). Speed is not measured.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+#: The widest row that a program can hold: 32 numbers for each thread of 32 warps.
+MAX_WIDTH = 32768
+
+
+@triton.jit
+def rms_norm_kernel(
+    out,
+    x,
+    weight,
+    residual,
+    eps,
+    out_stride,
+    x_stride,
+    residual_stride,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Program ``t`` norms row ``t``: ``out[t] = s / sqrt(mean(s^2) + eps) * weight``, with ``s``
+    the sum ``residual[t] + x[t]``, which becomes ``residual[t]``; or, without one, ``x[t]``.
+
+    Args:
+        out, x, residual: pointers to ``[T, WIDTH]``, rows ``*_stride`` elements apart;
+            ``residual`` may be None.
+        weight: pointer to ``[WIDTH]``.
+        COLUMNS: ``WIDTH`` rounded up to a power of two.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    inside = columns < WIDTH
+    values = tl.load(x + row * x_stride + columns, inside, other=0.0)
+    if residual is not None:
+        stream = residual + row * residual_stride + columns
+        # The norm sees the stream as it is stored: rounded to its type.
+        values = values.to(tl.float32) + tl.load(stream, inside, other=0.0).to(tl.float32)
+        values = values.to(residual.dtype.element_ty)
+        tl.store(stream, values, inside)
+    values = values.to(tl.float32)
+    mean_square = tl.sum(values * values, axis=0) / WIDTH
+    scaled = values * tl.rsqrt(mean_square + eps)
+    scaled *= tl.load(weight + columns, inside, other=0.0).to(tl.float32)
+    tl.store(out + row * out_stride + columns, scaled.to(out.dtype.element_ty), inside)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019) of each row.
+
+    Args:
+        x: ``[T, width]``, float16, bfloat16 or float32, the rows contiguous. The mean square is
+            float32 whatever the type.
+        weight: ``[width]`` of ``x``'s type.
+        residual: ``[T, width]`` of ``x``'s type. ``x`` is added to it in place, and the sum, as
+            it is stored, is what is normed.
+        out: where the result goes; may be ``x``. None: a new tensor.
+
+    Returns:
+        ``out``: ``[T, width]``.
+
+    Raises:
+        ValueError: shapes, types or strides that do not fit, with the value and what it must be.
+    """
+    out = torch.empty_like(x) if out is None else out
+    _check(x, weight, residual, out)
+    num_tokens, width = x.shape
+    if num_tokens == 0:
+        return out
+    columns = triton.next_power_of_2(width)
+    rms_norm_kernel[(num_tokens,)](
+        out,
+        x,
+        weight,
+        residual,
+        eps,
+        out.stride(0),
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        WIDTH=width,
+        COLUMNS=columns,
+        # 16 numbers a thread: two 128-bit loads of a half type.
+        num_warps=min(32, max(1, columns // 512)),
+    )
+    return out
+
+
+def _check(x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor) -> None:
+    if x.dim() != 2 or weight.shape != x.shape[1:]:
+        raise ValueError(f"x {[*x.shape]} must be [T, width], and weight {[*weight.shape]} [width]")
+    if x.shape[1] > MAX_WIDTH:
+        raise ValueError(f"x has rows of {x.shape[1]}, and a program holds {MAX_WIDTH}")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"x is {x.dtype}, not one of {', '.join(map(str, DTYPES))}")
+    others = {"weight": weight, "out": out} | ({} if residual is None else {"residual": residual})
+    for name, tensor in others.items():
+        if name != "weight" and tensor.shape != x.shape:
+            raise ValueError(f"{name} is {[*tensor.shape]}, but x {[*x.shape]}")
+        if tensor.dtype != x.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, but x {x.dtype}")
+    for name, tensor in {"x": x, **others}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
