@@ -10,7 +10,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,13 @@ class Stage:
     Attributes:
         number: two digits, as ``"03"``.
         torch: do the graded tests need torch in the submission's process?
+        triton: and Triton, whose interpreter runs the kernels that are graded?
         robustness: checks that count only where their parent task is whole.
         use: a command that runs on what was written; by default one that serves a prompt.
+        gpu: checks that take a GPU. Their points stand in a column of their own: they are pending
+            where there is none, and never count in the total.
+        audit: public function of a part -> what its machine code must reach, threshold by
+            threshold.
         closed: the package has no reference for it, only the skeletons: this is a copy for a class.
         trace_is_sent_in: its counterexample cannot be tried here, for want of a reference.
     """
@@ -152,6 +157,9 @@ class Stage:
     robustness: tuple[Check, ...]
     counterexample: Counterexample | None
     use: str
+    triton: bool = False
+    gpu: tuple[Check, ...] = ()
+    audit: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     closed: bool = False
     trace_is_sent_in: bool = False
 
@@ -456,12 +464,14 @@ def _stage(table: _Table) -> Stage:
         raise _Wrong(f"{table.where}: number must have two digits")
     robust = _Table(table.take("robustness", dict, {}), f"{table.where}, robustness")
     counter = table.take("counterexample", dict, {})
+    triton = table.take("triton", bool, False)
     stage = Stage(
         number=number,
         name=name,
         title=table.take("title", str),
         hours=table.take("hours", int),
-        torch=table.take("torch", bool, False),
+        torch=table.take("torch", bool, triton) or triton,
+        triton=triton,
         parts=tuple(_part(row) for row in table.tables("part", "part")),
         tasks=tuple(_task(row) for row in table.tables("task", "task")),
         robustness=_checks(robust, parents=True) if robust.data else (),
@@ -469,6 +479,8 @@ def _stage(table: _Table) -> Stage:
         if counter
         else None,
         use=table.take("use", str, _USE),
+        gpu=_checks(table, parents=False, key="gpu"),
+        audit=_audit(_Table(table.take("audit", dict, {}), f"{table.where}, audit")),
     )
     robust.done()
     table.done()
@@ -504,6 +516,7 @@ def _checkpoint(table: _Table, stages: Sequence[Stage]) -> Checkpoint:
         title=title,
         hours=0,
         torch=True,
+        triton=table.take("triton", bool, False),
         parts=tuple(known[name] for name in names),
         tasks=(task,),
         robustness=(),
@@ -541,9 +554,15 @@ def _task(table: _Table) -> Task:
     return task
 
 
-def _checks(table: _Table, parents: bool) -> tuple[Check, ...]:
+def _audit(table: _Table) -> dict[str, dict[str, Any]]:
+    return {
+        name: _Table(wanted, f"{table.where}, {name}").data for name, wanted in table.data.items()
+    }
+
+
+def _checks(table: _Table, parents: bool, key: str = "checks") -> tuple[Check, ...]:
     found = []
-    for row in table.tables("checks", "check"):
+    for row in table.tables(key, "check", None if key == "checks" else []):
         check = Check(
             row.take("name", str),
             row.take("points", int),
@@ -611,7 +630,8 @@ def _check_names(course: Course) -> None:
         where = f"{FILE}: stage {stage.number}"
         tasks = [task.id for task in stage.tasks]
         _no_twins(tasks, f"tasks of stage {stage.number}")
-        _no_twins([check.name for check in stage.checks()], f"checks of stage {stage.number}")
+        checks = [check.name for check in (*stage.checks(), *stage.gpu)]
+        _no_twins(checks, f"checks of stage {stage.number}")
         for task in stage.tasks:
             if not re.fullmatch(rf"{stage.key}\.\d+", task.id):
                 raise CourseError(f"{where}: {task.id} is no id of a task of this stage")

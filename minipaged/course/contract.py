@@ -30,7 +30,7 @@ def differences(reference: ModuleType, other: ModuleType) -> list[str]:
 def _public(module: ModuleType) -> Iterator[str]:
     """Functions and methods that the module defines, ``__init__`` among them."""
     for name, value in vars(module).items():
-        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+        if name.startswith("_") or getattr(_python(value), "__module__", None) != module.__name__:
             continue
         if inspect.isclass(value):
             for member, inside in vars(value).items():
@@ -39,6 +39,14 @@ def _public(module: ModuleType) -> Iterator[str]:
                     yield f"{name}.{member}"
         elif callable(value):
             yield name
+
+
+def _python(value: Any) -> Any:
+    """The function that Triton made a kernel of, compiled or interpreted; anything else as it
+    is. Not asked of Triton, which need not be here."""
+    if type(value).__module__.startswith("triton."):
+        return getattr(value, "fn", value)
+    return value
 
 
 def _describe(module: ModuleType, symbol: str) -> str | None:
@@ -53,6 +61,8 @@ def _describe(module: ModuleType, symbol: str) -> str | None:
     if isinstance(value, property):
         return f"{symbol}, a property"
     kind = ""
+    if (kernel := _python(value)) is not value:
+        kind, value = "@triton.jit ", kernel
     if isinstance(value, classmethod | staticmethod):
         kind, value = f"@{type(value).__name__} ", value.__func__
     if not callable(value):

@@ -9,6 +9,7 @@ from pathlib import Path
 from traceback import FrameSummary
 
 from minipaged.course.files import place
+from minipaged.course.kernel_errors import chain_of, message_of
 from minipaged.errors import DoubleFree, MinipagedError, OutOfBlocks
 
 _MORE = "MINIPAGED_TRACEBACK=1 in front of the command shows the whole traceback"
@@ -38,7 +39,7 @@ def explain(error: Exception, files: Collection[StudentFile]) -> str | None:
     with the files that the engine runs on: a wrong block number shows elsewhere. Errors of the
     user's own (a bad option, a missing model, a closed pipe) are none of theirs.
     """
-    error = _first(error, files)
+    error = _in_kernel(_first(error, files))
     for file in files:
         at = line_in(error, file.module)
         if at is not None:
@@ -76,7 +77,14 @@ def line_in(error: BaseException, module: str) -> FrameSummary | None:
 
 
 def _what(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = message_of(error) or str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _in_kernel(error: Exception) -> Exception:
+    """What happened in the kernel, if Triton wrapped it."""
+    inner = chain_of(error)[-1]
+    return inner if isinstance(inner, Exception) else error
 
 
 def _first(error: Exception, files: Collection[StudentFile]) -> Exception:

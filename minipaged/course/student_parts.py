@@ -31,6 +31,7 @@ from minipaged.course.catalog import Course, Part, Stage, is_class_copy, load_co
 from minipaged.course.contract import differences
 from minipaged.course.fault import StudentFile, explain, line_in
 from minipaged.course.files import place
+from minipaged.course.kernel_errors import chain_of, message_of
 from minipaged.course.source_module import run_as_module
 from minipaged.course.stubs import stub_in
 from minipaged.course.submission import PartFile, Submission, impl_folder, read_submission
@@ -170,13 +171,23 @@ def explained(parts: Parts) -> Iterator[None]:
     except CourseError:
         raise  # it tells what to do
     except Exception as error:
-        if isinstance(error, NotImplementedError) and stub_in(str(error)):
-            raise CourseError(f"something that you have not written is needed: {error}") from error
+        told = _stub_of(error)
+        if told:
+            raise CourseError(f"something that you have not written is needed: {told}") from error
         files = parts.files if isinstance(parts, StudentParts) else ()
         story = explain(error, files)
         if story is None:
             raise
         raise CourseError(story) from error
+
+
+def _stub_of(error: Exception) -> str:
+    """What a stub says, in a kernel too; empty for all other errors."""
+    inner = chain_of(error)[-1]
+    if not isinstance(error, NotImplementedError) and inner is error and not message_of(error):
+        return ""
+    text = (message_of(inner) or str(inner)).partition("\n")[0]
+    return text if stub_in(text) else ""
 
 
 # --------------------------------------------------------------------------- what is wished for

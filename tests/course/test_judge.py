@@ -20,6 +20,7 @@ from judge_course import GOOD, GOOD_TABLE, handed_in, make_course
 import minipaged
 from minipaged.course.judge import linux
 from minipaged.course.judge.lab import Lab
+from minipaged.course.judge.libraries import Libraries
 from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import WarmParent
 from minipaged.course.judge.pen import Ended, Grounds, Pen
@@ -400,7 +401,7 @@ def test_tests_that_cannot_be_read_are_said_to_be(tmp_path):
 def pen_without_linux(course, stage, monkeypatch):
     """A worker whose judge has nothing but the watchdog."""
     monkeypatch.setattr(linux, "HERE", False)
-    parent = WarmParent(with_torch=False)
+    parent = WarmParent(Libraries.NUMPY)
     parent.prepare({}, ["minipaged.errors"])
     grounds = Grounds(None, replace(LIMITS, call_seconds=20), (), (), ())
 

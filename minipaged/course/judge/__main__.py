@@ -16,10 +16,12 @@ from typing import Any
 
 from minipaged.course.catalog import Checkpoint, Part, Stage, load_course
 from minipaged.course.judge import linux
+from minipaged.course.judge.libraries import Libraries
 from minipaged.course.judge.limits import Limits
 from minipaged.course.judge.parent import WarmParent
 from minipaged.course.judge.pen import Grounds, Pen
 from minipaged.course.judge.results import CheckResult
+from minipaged.errors import CourseError
 
 #: What the lab and the engine import only when it is wanted. The package's files may be closed to
 #: a worker of another user.
@@ -45,9 +47,10 @@ class Court:
             for trusted in (False, True)
         }
         # Started at once: it loads torch while we load pytest.
-        first = request["jobs"][0]["trusted"]
-        self._starting = {first: WarmParent(self.stage.torch)}
-        self._parents: dict[bool, WarmParent] = {}
+        libraries = Libraries.of(self.stage)
+        first = request["jobs"][0]["trusted"], libraries
+        self._starting = {first: WarmParent(libraries)}
+        self._parents: dict[tuple[bool, Libraries], WarmParent] = {}
         self._homes: dict[str, tuple[Stage, Part]] | None = None
         self._compiled = tempfile.TemporaryDirectory(prefix="minipaged-judge-")
 
@@ -62,11 +65,13 @@ class Court:
         sources = {name: (path, text) for name, (path, text) in job["sources"].items()}
         own = {module: (path, text) for module, (path, text) in job["own"].items()}
         trusted = job["trusted"]
-        self.parent(trusted)
+        usual = Libraries.of(self.stage)
+        self.parent(trusted, usual)
         deadline = time.monotonic() + self.seconds
 
-        def open_pen() -> Pen:
-            return Pen(self.parent(trusted), self.grounds[trusted], sources, deadline, own)
+        def open_pen(libraries: Libraries = usual) -> Pen:
+            parent = self.parent(trusted, libraries)
+            return Pen(parent, self.grounds[trusted], sources, deadline, own)
 
         trace = None if job["trace"] is None else Path(job["trace"])
         if self._homes is None:
@@ -93,17 +98,18 @@ class Court:
             raise RuntimeError(f"pytest could not run the grader's tests: {code!r}")
         return examiner.results()
 
-    def parent(self, trusted: bool) -> WarmParent:
+    def parent(self, trusted: bool, libraries: Libraries) -> WarmParent:
         """A warm parent that is alive."""
-        known = self._parents.get(trusted)
+        kind = trusted, libraries
+        known = self._parents.get(kind)
         if known is not None and not known.gone:
             return known
         if known is not None:
             known.close()
-        parent = self._starting.pop(trusted, None) or WarmParent(self.stage.torch)
+        parent = self._starting.pop(kind, None) or WarmParent(libraries)
+        self._parents[kind] = parent  # to be closed, even if it refuses
         serves = isinstance(self.stage, Checkpoint)
         parent.prepare(self._skeletons(trusted), self._modules(), serves)
-        self._parents[trusted] = parent
         return parent
 
     def _skeletons(self, trusted: bool) -> dict[str, str]:
@@ -126,14 +132,17 @@ class Court:
                 part.module
                 for stage in self.course.stages
                 for part in stage.parts
-                if part.module not in own and (self.stage.torch or not self._imports_torch(part))
+                if part.module not in own and self._loads(part)
             ),
             *(() if own else more),
         ]
 
-    def _imports_torch(self, part: Part) -> bool:
+    def _loads(self, part: Part) -> bool:
+        """Does a part need no more than the graded stage does?"""
         text = (self.course.root / part.source).read_text(encoding="utf-8")
-        return re.search(r"^(import|from) torch\b", text, re.M) is not None
+        needed = set(re.findall(r"^(?:import|from) (torch|triton)\b", text, re.M))
+        here = {"torch": self.stage.torch, "triton": self.stage.triton}
+        return all(here[library] for library in needed)
 
     def close(self) -> None:
         for parent in (*self._starting.values(), *self._parents.values()):
@@ -159,6 +168,8 @@ def main() -> None:
                 passed = [result.name for result in found if result.status == "passed"]
                 results.write(json.dumps([asdict(result) for result in found]) + "\n")
                 results.flush()
+        except CourseError as error:
+            sys.exit(str(error))
         finally:
             court.close()
 

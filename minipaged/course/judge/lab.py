@@ -15,27 +15,85 @@ from minipaged.errors import OutOfBlocks
 
 
 class Lab:
-    """Makes and reads what a submission works on."""
+    """Makes and reads what a submission works on.
 
-    def tensor(self, array: np.ndarray[Any, Any]) -> Any:
-        """A tensor that holds a copy of an array, of the same type."""
+    Attributes:
+        device: where tensors live, as torch names it.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def tensor(self, array: np.ndarray[Any, Any], dtype: str | None = None) -> Any:
+        """A tensor that holds a copy of an array.
+
+        Args:
+            dtype: ``float16``, ``bfloat16``, …: its type, to whose nearest values the array is
+                rounded (:meth:`read` gives them); by default that of the array.
+        """
         import torch
 
-        return torch.from_numpy(np.array(array, order="C"))
+        tensor = torch.from_numpy(np.array(array, order="C"))
+        return tensor.to(self.device, getattr(torch, dtype) if dtype else tensor.dtype)
 
     def read(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """A copy of what a tensor holds.
+        """A copy of what a tensor holds; in float32 of one in bfloat16, which numpy lacks.
 
         Raises:
-            TypeError: not a tensor, or of a type that numpy does not have.
+            TypeError: not a tensor.
         """
         import torch
 
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+        tensor = tensor.detach().cpu()
         if tensor.dtype is torch.bfloat16:
-            raise TypeError("expected a type that numpy knows, got torch.bfloat16")
-        return np.array(tensor.detach().cpu().numpy())
+            tensor = tensor.float()
+        return np.array(tensor.numpy())
+
+    def dtype(self, tensor: Any) -> str:
+        """The type of a tensor, as ``bfloat16``.
+
+        Raises:
+            TypeError: not a tensor.
+        """
+        import torch
+
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def split(self, tensor: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
+        """Views of a tensor, side by side along an axis, as queries, keys and values are of what
+        one product has computed. They keep its strides."""
+        return tuple(tensor.split(list(sizes), axis))
+
+    def every_other(self, tensor: Any, axis: int) -> Any:
+        """A view of every second entry along an axis: what lies between them is not its own."""
+        return tensor[(slice(None),) * axis + (slice(None, None, 2),)]
+
+    def fill(self, tensor: Any, value: float) -> None:
+        """Overwrite all of a tensor, with NaN as well."""
+        tensor.fill_(value)
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call what launches kernels. No kernel may touch what its tensors do not hold.
+
+        Raises:
+            AddressError: one did, and nothing was read or written there.
+        """
+        from minipaged.course.judge.kernel_lab import launch
+
+        return launch(function, args, kwargs)[0]
+
+    def traffic(
+        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> dict[str, dict[str, int]]:
+        """As :meth:`launch`, for the bytes that its kernels move: of each parameter that is a
+        tensor, those ``loaded`` and ``stored``, what is masked out not counted."""
+        from minipaged.course.judge.kernel_lab import launch
+
+        return launch(function, args, kwargs)[1]
 
     def model_config(
         self, *, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, **others: Any

@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 
 from minipaged.course.judge import isolated, linux
+from minipaged.course.judge.libraries import Libraries
 from minipaged.course.judge.wire import Channel, WireError
 from minipaged.course.judge.worker import Confinement
+from minipaged.errors import CourseError
 
 #: In the environment of all that a warm parent starts, where nothing adopts orphans.
 _MARK = "MINIPAGED_WARM_PARENT"
@@ -24,13 +26,14 @@ _MARK = "MINIPAGED_WARM_PARENT"
 class WarmParent:
     """The process that workers are forked from (:mod:`minipaged.course.judge.warm`)."""
 
-    def __init__(self, with_torch: bool) -> None:
+    def __init__(self, libraries: Libraries) -> None:
         """Start it; it loads the libraries while the judge goes on."""
         mine, theirs = socket.socketpair()
         self.channel = Channel(mine)
         self.rss = 0
         self.gone = False
         environment = {
+            **libraries.environment,
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0",
             "PATH": os.defpath,
@@ -39,9 +42,7 @@ class WarmParent:
         mark = f"{os.getpid()}.{time.monotonic_ns()}"
         with theirs:
             self.process = subprocess.Popen(
-                isolated.command(
-                    "minipaged.course.judge.warm", str(theirs.fileno()), *["torch"] * with_torch
-                ),
+                isolated.command("minipaged.course.judge.warm", str(theirs.fileno()), libraries),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -61,6 +62,7 @@ class WarmParent:
             serves: load a model too.
 
         Raises:
+            CourseError: it refuses to work, and says why.
             RuntimeError: it ended; it has said why on standard error.
         """
         try:
@@ -71,6 +73,8 @@ class WarmParent:
         if ready is None:
             self.process.kill()
             raise RuntimeError("the warm parent of the workers did not start")
+        if not ready["ready"]:
+            raise CourseError(ready["why"])
         self.rss = ready["rss"]
 
     def fork(self, worker: socket.socket, output: int, confinement: Confinement) -> int:

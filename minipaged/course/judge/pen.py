@@ -211,6 +211,11 @@ class Pen:
                 f"no answer from {what} within {self.limits.cpu_seconds} s of CPU time: is there "
                 "an endless loop?"
             )
+        if code in (-signal.SIGSEGV, -signal.SIGBUS):
+            return (
+                f"your code read or wrote memory that is not its own, in {what}, and the system "
+                f"ended its process ({signal.Signals(-code).name}): where does a pointer lead?"
+            )
         if code < 0:
             return f"your code ended its own process ({signal.Signals(-code).name}) in {what}"
         return f"your code ended its own process (exit status {code}) in {what}"

@@ -84,11 +84,19 @@ class Client:
             self.pen.end("your code wrote to the grader's channel")
         return int(length)
 
-    def call(self, proxy: Proxy, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self,
+        proxy: Proxy,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        through: str = "",
+    ) -> Any:
         """Call an object, or a method of it.
 
         Args:
             method: its name; empty to call the object itself.
+            through: a method of the lab that calls the object, and watches over it.
         """
         name = f"{proxy._label}.{method}" if method else proxy._label
         line = call_of(name, args, kwargs)
@@ -98,6 +106,9 @@ class Client:
             "name": method,
             **self._arguments(args, kwargs),
         }
+        if through:
+            request |= {"op": "lab", "name": through}
+            request["args"].insert(0, self._sent(proxy))
         try:
             answer = self.pen.ask(request, f"{method or name}()")
         except Ended:
@@ -261,6 +272,12 @@ class RemoteLab:
             if isinstance(value, Proxy):
                 self._client.transcript.rename(value._label, name)
                 value._rename(name)
+
+    def launch(self, function: Proxy, *args: Any, **kwargs: Any) -> Any:
+        return self._client.call(function, "", args, kwargs, through="launch")
+
+    def traffic(self, function: Proxy, *args: Any, **kwargs: Any) -> Any:
+        return self._client.call(function, "", args, kwargs, through="traffic")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

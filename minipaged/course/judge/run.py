@@ -176,6 +176,7 @@ def _run(
         ],
         "libraries": [
             str(package),
+            str((package / "kernels").resolve()),  # a link, to beside the package
             *{os.path.realpath(sysconfig.get_path(n)) for n in ("stdlib", "purelib", "platlib")},
         ],
         "jobs": jobs,

@@ -4,7 +4,7 @@ and tells the judge how each ended. It never runs a submission.
 In it the modules of the graded stage are their skeletons, so importing the answer earns nothing;
 those of all other stages are the reference, or are left to the worker where this copy has none.
 
-Its arguments are FD [torch]: FD is a socket to the judge.
+Its arguments are FD LIBRARIES: a socket to the judge, and what to load (:mod:`libraries`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import psutil
 
 from minipaged.course.judge import linux
+from minipaged.course.judge.libraries import Libraries, check_interpreter
 from minipaged.course.judge.stand_in import StandIns
 from minipaged.course.judge.wire import Channel, WireError
 from minipaged.course.judge.worker import Confinement, serve
+from minipaged.errors import CourseError
 
 _LIBRARY = """
     abc array bisect collections collections.abc contextlib copy dataclasses datetime decimal
@@ -38,22 +39,22 @@ _LIBRARY = """
 #: want is here before.
 STANDARD_LIBRARY = tuple(_LIBRARY.split())
 NUMPY = ("numpy.fft", "numpy.linalg", "numpy.random", "numpy.typing")
-TORCH = ("torch", "torch.nn", "torch.nn.functional", "torch.nn.attention")
 
 
-def main(fd: int, with_torch: bool) -> None:
+def main(fd: int, libraries: Libraries) -> None:
     linux.hide_memory()
     linux.adopt_orphans()
     control = Channel(socket.socket(fileno=fd))
-    for name in (*STANDARD_LIBRARY, *NUMPY, *(TORCH if with_torch else ())):
+    for name in (*STANDARD_LIBRARY, *NUMPY):
         importlib.import_module(name)
-    if with_torch:
-        _warm_torch()
+    libraries.load()
     try:
         setup = control.receive()
         assert setup is not None
         skeletons = {n: (f"<skeleton of {n}>", text) for n, text in setup["skeletons"].items()}
         sys.meta_path.insert(0, StandIns(skeletons))
+        if libraries is Libraries.INTERPRETER:
+            check_interpreter()
         for name in setup["modules"]:
             importlib.import_module(name)
         if setup["serves"]:
@@ -65,16 +66,10 @@ def main(fd: int, with_torch: bool) -> None:
         control.send({"ready": True, "rss": psutil.Process().memory_info().rss})
         while (request := control.receive()) is not None:
             control.send(_answer(control, request))
+    except CourseError as error:
+        control.send({"ready": False, "why": str(error)})
     except WireError:
         _end()  # the judge is gone, in whatever way
-
-
-def _warm_torch() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    values = torch.ones(2, 2)
-    torch.nn.functional.softmax(values @ values, dim=-1)[np.newaxis]
 
 
 def _answer(control: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,4 +127,4 @@ def _end() -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), "torch" in sys.argv[2:])
+    main(int(sys.argv[1]), Libraries(sys.argv[2]))

@@ -25,6 +25,7 @@ from minipaged.course.judge.guard import Guard
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.stand_in import StandIns
 from minipaged.course.judge.wire import Channel, Closed, WireError, decode, encode
+from minipaged.course.kernel_errors import chain_of, message_of
 from minipaged.course.source_module import run_as_module
 
 #: Frames of a traceback that are sent: the innermost.
@@ -209,11 +210,14 @@ class Worker:
         """What the judge needs to tell of an error: classes, message, the submission's frames."""
         if isinstance(error, WireError):
             return {"classes": [], "message": str(error), "frames": []}
+        chain = chain_of(error)
         frames = [
             (frame.f_code.co_filename, line, frame.f_code.co_name)
-            for frame, line in traceback.walk_tb(error.__traceback__)
+            for each in chain
+            for frame, line in traceback.walk_tb(each.__traceback__)
             if frame.f_code.co_filename in self.paths
         ]
+        error = chain[-1]
         if isinstance(error, SyntaxError) and error.filename in self.paths and error.lineno:
             frames.append((error.filename, error.lineno, "<module>"))
         return {
@@ -230,6 +234,8 @@ def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return str(error.msg)  # its own text names the place once more
     try:
+        if (told := message_of(error)) is not None:
+            return told
         alone = error.args[0] if len(error.args) == 1 else None
         # str(KeyError("x")) has quotes that the judge's KeyError would add once more.
         return alone if type(alone) is str else str.__str__(str(error))
