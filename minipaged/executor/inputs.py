@@ -17,12 +17,76 @@ from torch import Tensor
 
 from minipaged.attention import AttentionBatch
 from minipaged.contracts import Span, StepPlan
+from minipaged.device import to_device
 
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
 
 #: The number of tokens of a step is rounded up to a multiple of this.
 TOKEN_MULTIPLE = 8
+#: Entries of a row of the block tables on a device, likewise.
+_ROW_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HostInputs:
+    """What a plan says, as arrays on the host.
+
+    Attributes:
+        tokens, positions: ``[T]`` int64; padding has token 0 at position 0.
+        slots: ``[T]`` int64; padding has -1.
+        query_start, context_lens: ``[S + 1]`` and ``[S]`` int32, as in
+            :class:`~minipaged.attention.AttentionBatch`; sequences of one token come first.
+        block_tables: ``[S, max_blocks]`` int32, a view into the builder's memory: good until the
+            next plan.
+        num_decodes, max_query_len: as in the batch.
+        block_size: slots a block.
+        sample_rows: ``[R]`` int64: the tokens whose logits are sampled, in the order of the plan.
+        prompt_rows: for each span with ``prompt_logprobs``, by ``seq_id``, its tokens.
+    """
+
+    tokens: _Int64
+    positions: _Int64
+    slots: _Int64
+    query_start: _Int32
+    context_lens: _Int32
+    block_tables: _Int32
+    num_decodes: int
+    max_query_len: int
+    block_size: int
+    sample_rows: _Int64
+    prompt_rows: dict[int, slice]
+
+    @property
+    def decodes_alone(self) -> bool:
+        """Has every sequence one token, whose logits are sampled, in the order of the plan?"""
+        return self.max_query_len == 1 and np.array_equal(
+            self.sample_rows, np.arange(len(self.context_lens))
+        )
+
+    def to(self, device: torch.device) -> StepInputs:
+        """The same on a device."""
+        tables = self.block_tables
+        if device.type != "cpu":
+            # A kernel is compiled once more for a row length that is no multiple of 16.
+            rows, width = tables.shape
+            tables = np.zeros((rows, -(-width // _ROW_MULTIPLE) * _ROW_MULTIPLE), np.int32)
+            tables[:, :width] = self.block_tables
+        tokens, positions, slots, query_start, context_lens, tables_there, sample_rows = to_device(
+            (self.tokens, self.positions, self.slots, self.query_start, self.context_lens,
+             tables, self.sample_rows), device,
+        )  # fmt: skip
+        batch = AttentionBatch(
+            slot_mapping=slots,
+            query_start=query_start,
+            context_lens=context_lens,
+            block_tables=tables_there[:, : self.block_tables.shape[1]],
+            num_decodes=self.num_decodes,
+            max_query_len=self.max_query_len,
+            max_context_len=int(self.context_lens.max()),
+            block_size=self.block_size,
+        )
+        return StepInputs(tokens, positions, batch, sample_rows, self.prompt_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +96,7 @@ class StepInputs:
     Attributes:
         tokens, positions: ``[T]`` int64; padding has token 0 at position 0.
         batch: where the tokens stand; sequences of one token come first.
-        sample_rows: ``[R]`` int64: the tokens whose logits are sampled, in the order of the plan.
-        prompt_rows: for each span with ``prompt_logprobs``, by ``seq_id``, its tokens.
+        sample_rows, prompt_rows: as in :class:`HostInputs`.
     """
 
     tokens: Tensor
@@ -44,20 +107,9 @@ class StepInputs:
 
 
 class InputBuilder:
-    """Builds a step's inputs, and remembers the block tables of the step before.
+    """Builds a step's inputs, and remembers the block tables of the step before."""
 
-    The block tables of :attr:`StepInputs.batch` are a view into this memory: good until the
-    next :meth:`build`.
-    """
-
-    def __init__(
-        self,
-        block_size: int,
-        *,
-        max_seqs: int = 8,
-        max_blocks: int = 8,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, block_size: int, *, max_seqs: int = 8, max_blocks: int = 8) -> None:
         """
         Args:
             block_size: slots a block.
@@ -65,14 +117,13 @@ class InputBuilder:
                 grow as they must.
         """
         self.block_size = block_size
-        self.device = torch.device(device)
         self._step = -1
         #: the sequences of the last step, in the order of its batch: row i belongs to the i-th
         self._ids: list[int] = []
         self._context_lens: _Int32 = np.empty(0, np.int32)
         self._tables: _Int32 = np.zeros((max_seqs, max_blocks), np.int32)
 
-    def build(self, plan: StepPlan) -> StepInputs:
+    def build(self, plan: StepPlan) -> HostInputs:
         """The inputs of a plan that has at least one span."""
         spans = plan.spans
         lengths = np.array([len(span.token_ids) for span in spans], np.int32)
@@ -89,7 +140,7 @@ class InputBuilder:
         query_start = np.zeros(len(spans) + 1, np.int32)
         np.cumsum(lengths, out=query_start[1:])
         total = int(query_start[-1])
-        padded = -(-total // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
+        padded = padded_tokens(total)
         tokens = np.zeros(padded, np.int64)
         positions = np.zeros(padded, np.int64)
         slots = np.full(padded, -1, np.int64)
@@ -104,24 +155,19 @@ class InputBuilder:
         block, offset = np.divmod(positions[:total], self.block_size)
         slots[:total] = self._tables[sequence, block] * np.int64(self.block_size) + offset
 
-        longest = int(context_lens.max())
-        width = -(-longest // self.block_size)
-        batch = AttentionBatch(
-            slot_mapping=self._to_device(slots),
-            query_start=self._to_device(query_start),
-            context_lens=self._to_device(context_lens),
-            block_tables=self._to_device(self._tables[: len(spans), :width]),
+        width = -(-int(context_lens.max()) // self.block_size)
+        sample_rows, prompt_rows = _wanted_rows(plan.spans, places, query_start)
+        return HostInputs(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            query_start=query_start,
+            context_lens=context_lens,
+            block_tables=self._tables[: len(spans), :width],
             num_decodes=num_decodes,
             max_query_len=int(lengths.max()),
-            max_context_len=longest,
             block_size=self.block_size,
-        )
-        sample_rows, prompt_rows = _wanted_rows(plan.spans, places, query_start)
-        return StepInputs(
-            tokens=self._to_device(tokens),
-            positions=self._to_device(positions),
-            batch=batch,
-            sample_rows=self._to_device(sample_rows),
+            sample_rows=sample_rows,
             prompt_rows=prompt_rows,
         )
 
@@ -171,8 +217,10 @@ class InputBuilder:
             larger[:rows, :columns] = self._tables
             self._tables = larger
 
-    def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+
+def padded_tokens(count: int) -> int:
+    """Rows of a step that has ``count`` tokens."""
+    return -(-count // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
 
 
 def _at_least(wanted: int, present: int) -> int:

@@ -1,4 +1,8 @@
-"""Runs a model in PyTorch over a paged pool: the executor that serves."""
+"""Runs a model in PyTorch over a paged pool: the executor that serves.
+
+On a GPU the host runs ahead of the device: a step is put into its queue without waiting for
+anything, and the first to wait is the sampling, for its token ids.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,13 @@ from torch import Tensor
 
 from minipaged.attention import AttentionBackend, AttentionBatch
 from minipaged.contracts import StepLogits, StepPlan
-from minipaged.executor.inputs import InputBuilder
+from minipaged.executor.inputs import HostInputs, InputBuilder
+from minipaged.models.causal_lm import split_heads
 
 if TYPE_CHECKING:
     from minipaged.kvcache.pool import KVPool
     from minipaged.models.causal_lm import Attend, CausalLM
+    from minipaged.models.layers import Rotary
 
 #: Rows of prompt logits that are computed at a time: one row is as wide as the vocabulary.
 _LOGIT_ROWS = 256
@@ -38,7 +44,7 @@ class TorchExecutor:
         self.pool = pool
         self._backend = backend
         self._scale = model.config.head_dim**-0.5
-        self._inputs = InputBuilder(pool.block_size, device=pool.device)
+        self._inputs = InputBuilder(pool.block_size)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepLogits:
@@ -52,7 +58,15 @@ class TorchExecutor:
         if not plan.spans:
             return StepLogits(torch.empty(0, self.model.config.vocab_size, device=self.pool.device))
         inputs = self._inputs.build(plan)
-        hidden = self.model(inputs.tokens, inputs.positions, self._attend(inputs.batch))
+        return self._forward(inputs)
+
+    def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
+        """Overwrite blocks that no one holds, so that whoever still reads them shows it."""
+        self.pool.poison(device_blocks, host_blocks)
+
+    def _forward(self, host_inputs: HostInputs) -> StepLogits:
+        inputs = host_inputs.to(self.pool.device)
+        hidden = self._hidden(inputs.tokens, inputs.positions, inputs.batch)
         return StepLogits(
             rows=self.model.logits(hidden.index_select(0, inputs.sample_rows)),
             prompt_rows={
@@ -61,16 +75,19 @@ class TorchExecutor:
             },
         )
 
-    def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
-        """Overwrite blocks that no one holds, so that whoever still reads them shows it."""
-        self.pool.poison(device_blocks, host_blocks)
+    def _hidden(self, tokens: Tensor, positions: Tensor, batch: AttentionBatch) -> Tensor:
+        """``[T], [T]`` -> the final hidden states ``[T, hidden]``; the cache is written."""
+        return self.model(tokens, positions, self._attend(batch))  # type: ignore[no-any-return]
 
     def _attend(self, batch: AttentionBatch) -> Attend:
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        config, backend = self.model.config, self._backend
+
+        # All keys and values of the step are in the cache before any query reads it.
+        def attend(layer: int, heads: Tensor, rotary: Rotary | None) -> Tensor:
             k_cache, v_cache = self.pool.k_cache[layer], self.pool.v_cache[layer]
-            # All keys and values of the step are in the cache before any query reads it.
-            self._backend.write(k, v, k_cache, v_cache, batch)
-            return self._backend.attend(q, k_cache, v_cache, batch, self._scale)
+            q, k, v = split_heads(heads, config, rotary)
+            backend.write(k, v, k_cache, v_cache, batch)
+            return backend.attend(q, k_cache, v_cache, batch, self._scale)
 
         return attend
 

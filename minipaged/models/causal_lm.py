@@ -10,14 +10,29 @@ from torch import Tensor, nn
 
 from minipaged.config import ModelConfig
 from minipaged.errors import ModelError
-from minipaged.models.layers import Embedding, Linear
+from minipaged.models.layers import Embedding, Linear, RMSNorm, Rotary, SiluMul, rotate
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""``attend(layer, q, k, v)``: stores the step's keys and values and attends to all that the
-tokens may see, themselves included; scores are scaled by ``1 / sqrt(head_dim)``.
+Attend = Callable[[int, Tensor, Rotary | None], Tensor]
+"""``attend(layer, heads, rotary)``: rotates queries and keys by their positions, where ``rotary``
+is given; stores the step's keys and values; and attends to all that the tokens may see, themselves
+included. Scores are scaled by ``1 / sqrt(head_dim)``.
 
-``q: [T, num_heads, d]``, ``k, v: [T, num_kv_heads, d]`` -> ``[T, num_heads, d]``. The arguments
-may be views into one tensor: only their last dimension is contiguous."""
+``heads: [T, num_heads + 2 * num_kv_heads, d]``, queries, then keys, then values, as one matrix
+product gives them -> ``[T, num_heads, d]``. All three are in one call, so that a kernel can rotate
+the keys on their way into the cache. :func:`split_heads` does it apart."""
+
+
+def split_heads(
+    heads: Tensor, config: ModelConfig, rotary: Rotary | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What an ``attend`` is given -> queries ``[T, num_heads, d]``, keys and values
+    ``[T, num_kv_heads, d]``, rotated where ``rotary`` is given. They are views, of ``heads`` or of
+    new memory: only their last dimension is contiguous."""
+    q_end, k_end = config.num_heads, config.num_heads + config.num_kv_heads
+    v = heads[:, k_end:]
+    if rotary is not None:
+        heads = rotate(heads[:, :k_end], rotary)  # [T, H + KVH, d]: both in one go
+    return heads[:, :q_end], heads[:, q_end:k_end], v
 
 
 class _Place(NamedTuple):
@@ -101,6 +116,18 @@ class CausalLM(nn.Module):
         for module in self.modules():
             if prepack and isinstance(module, Linear):
                 module.prepack()
+
+    def use_kernels(self) -> None:
+        """Compute norms and gates by Triton kernels, one launch each, in place of PyTorch's
+        operations: for a GPU, or for Triton's interpreter. Triton must be there."""
+        from minipaged.kernels.rms_norm import rms_norm
+        from minipaged.kernels.silu_mul import silu_mul
+
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.kernel = rms_norm
+            elif isinstance(module, SiluMul):
+                module.kernel = silu_mul
 
     def make_head(self, embedding: Embedding) -> Linear:
         """The projection to the vocabulary: the embedding itself where the two are tied."""

@@ -7,7 +7,8 @@ not a random number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +121,14 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019)."""
+    """``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019).
+
+    Attributes:
+        kernel: what computes it in place of PyTorch's operations, if anything: called
+            ``kernel(x, weight, eps, residual)``.
+    """
+
+    kernel: Callable[[Tensor, Tensor, float, Tensor | None], Tensor] | None = None
 
     def __init__(
         self, width: int, eps: float, *, dtype: torch.dtype, device: torch.device | str
@@ -130,15 +138,52 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = empty_parameter(width, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, update: Tensor | None = None) -> Tensor:
         """``[T, width]`` -> ``[T, width]``; the mean square is float32 whatever the type: in
-        float16 the square of 256 is past the range."""
+        float16 the square of 256 is past the range.
+
+        Args:
+            update: ``[T, width]``, added to ``x`` first, in place: the norm is that of the sum.
+        """
+        if self.kernel is not None:
+            return self.kernel(x, self.weight, self.eps, update)
+        if update is not None:
+            x.add_(update)
         if x.dtype != torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         # On a CPU rms_norm is six operations; these are fewer and smaller.
         norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # [T, 1]
         inverse = norm.square_().div_(self.shape[0]).add_(self.eps).rsqrt_()  # [T, 1]
         return (x * inverse).mul_(self.weight)
+
+
+class SiluMul(nn.Module):
+    """``silu(gate) * up``, the gated unit of LLaMA (Shazeer, 2020).
+
+    Attributes:
+        kernel: what computes it in place of PyTorch's operations, if anything.
+    """
+
+    kernel: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, gate_up: Tensor) -> Tensor:
+        """``[T, 2 * inner]``, the gate first -> ``[T, inner]``; the gate is overwritten."""
+        if self.kernel is not None:
+            return self.kernel(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)  # [T, inner] each, views
+        return F.silu(gate, inplace=True) * up
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of the angles of a step's tokens, the same for every layer.
+
+    Attributes:
+        cos: ``[T, 1, d]``: its halves are equal.
+        sin: ``[T, 1, d/2]``.
+    """
+
+    cos: Tensor
+    sin: Tensor
 
 
 class RotaryEmbedding(nn.Module):
@@ -171,18 +216,18 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos", both_halves.cos().to(dtype), persistent=False)  # [P, d]
         self.register_buffer("sin", angle.sin().to(dtype), persistent=False)  # [P, d/2]
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``[T]`` int64 -> what :func:`rotate` needs, the same for every layer."""
+    def forward(self, positions: Tensor) -> Rotary:
+        """``positions: [T]`` int64."""
         cos = self.cos.index_select(0, positions).unsqueeze(1)  # [T, 1, d]
         sin = self.sin.index_select(0, positions).unsqueeze(1)  # [T, 1, d/2]
-        return cos, sin
+        return Rotary(cos, sin)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     """Rotate the heads of ``x: [T, heads, d]`` by their positions -> ``[T, heads, d]``, new."""
     low, high = x.chunk(2, dim=-1)  # [T, heads, d/2] each
-    rotated = x * cos  # [T, heads, d]
+    rotated = x * rotary.cos  # [T, heads, d]
     rotated_low, rotated_high = rotated.chunk(2, dim=-1)  # views, written in place
-    rotated_low.addcmul_(high, sin, value=-1)
-    rotated_high.addcmul_(low, sin)
+    rotated_low.addcmul_(high, rotary.sin, value=-1)
+    rotated_high.addcmul_(low, rotary.sin)
     return rotated

@@ -7,19 +7,24 @@ together.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minipaged.config import ModelConfig
 from minipaged.models.causal_lm import Attend, CausalLM
-from minipaged.models.layers import Embedding, Linear, RMSNorm, RotaryEmbedding, rotate
+from minipaged.models.layers import (
+    Embedding,
+    Linear,
+    RMSNorm,
+    Rotary,
+    RotaryEmbedding,
+    SiluMul,
+)
 
 
 class LlamaAttention(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = config.num_heads, config.head_dim
-        self.num_rotated = config.num_heads + config.num_kv_heads
+        self.head_dim = config.head_dim
         q = config.num_heads * config.head_dim
         kv = config.num_kv_heads * config.head_dim
         bias = config.attention_bias
@@ -32,15 +37,10 @@ class LlamaAttention(nn.Module):
         )
         self.o_proj = Linear(q, config.hidden_size, bias=bias, dtype=dtype, device=device)
 
-    def forward(
-        self, x: Tensor, layer: int, rotary: tuple[Tensor, Tensor], attend: Attend
-    ) -> Tensor:
+    def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
         """``[T, hidden]`` -> ``[T, hidden]``."""
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [T, H + 2 KVH, d]
-        rotated = rotate(heads[:, : self.num_rotated], *rotary)  # [T, H + KVH, d]
-        q, k = rotated[:, : self.num_heads], rotated[:, self.num_heads :]  # [T, H | KVH, d]
-        v = heads[:, self.num_rotated :]  # [T, KVH, d]
-        mixed = attend(layer, q, k, v)  # [T, H, d]
+        mixed = attend(layer, heads, rotary)  # [T, H, d]
         return self.o_proj(mixed.flatten(1))  # type: ignore[no-any-return]
 
 
@@ -51,13 +51,12 @@ class LlamaMLP(nn.Module):
         self.gate_up_proj = Linear(
             hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, dtype=dtype, device=device
         )
+        self.act = SiluMul()
         self.down_proj = Linear(inner, hidden, bias=bias, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, hidden]`` -> ``[T, hidden]``."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # [T, inner] each, views
-        inner = F.silu(gate, inplace=True) * up  # [T, inner]
-        return self.down_proj(inner)  # type: ignore[no-any-return]
+        return self.down_proj(self.act(self.gate_up_proj(x)))  # type: ignore[no-any-return]
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -69,10 +68,19 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
         self.mlp = LlamaMLP(config, dtype, device)
 
-    def forward(self, x: Tensor, layer: int, rotary: tuple[Tensor, Tensor], attend: Attend) -> None:
-        """Add this layer to the residual stream ``x: [T, hidden]``, in place."""
-        x.add_(self.self_attn(self.input_layernorm(x), layer, rotary, attend))
-        x.add_(self.mlp(self.post_attention_layernorm(x)))
+    def forward(
+        self, x: Tensor, update: Tensor | None, layer: int, rotary: Rotary, attend: Attend
+    ) -> Tensor:
+        """What this layer's MLP adds to the residual stream, ``[T, hidden]``.
+
+        Args:
+            x: the stream ``[T, hidden]``; ``update`` and this layer's attention are added to it
+                in place.
+            update: what the layer before adds to it: a sum and the norm that follows it are one
+                pass over memory.
+        """
+        y = self.self_attn(self.input_layernorm(x, update), layer, rotary, attend)
+        return self.mlp(self.post_attention_layernorm(x, y))  # type: ignore[no-any-return]
 
 
 class LlamaModel(nn.Module):
@@ -93,9 +101,10 @@ class LlamaModel(nn.Module):
         """``[T], [T]`` -> ``[T, hidden]``."""
         x = self.embed_tokens(tokens)  # [T, hidden]
         rotary = self.rotary_emb(positions)
+        update = None
         for index, layer in enumerate(self.layers):
-            layer(x, index, rotary, attend)
-        return self.norm(x)  # type: ignore[no-any-return]
+            update = layer(x, update, index, rotary, attend)  # [T, hidden]
+        return self.norm(x, update)  # type: ignore[no-any-return]
 
 
 class LlamaForCausalLM(CausalLM):

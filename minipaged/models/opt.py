@@ -35,8 +35,7 @@ class OPTAttention(nn.Module):
     def forward(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
         """``[T, hidden]`` -> ``[T, hidden]``."""
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [T, 3 H, d]
-        q, k, v = heads.chunk(3, dim=1)  # [T, H, d] each, views
-        mixed = attend(layer, q, k, v)  # [T, H, d]
+        mixed = attend(layer, heads, None)  # [T, H, d]
         return self.out_proj(mixed.flatten(1))  # type: ignore[no-any-return]
 
 

@@ -156,7 +156,7 @@ def test_a_rotated_score_depends_on_the_distance_only(theta):
     q, k = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
 
     def score(p, r):
-        at_p, at_r = (rotate(x[None], *rotary(torch.tensor([i]))) for x, i in ((q, p), (k, r)))
+        at_p, at_r = (rotate(x[None], rotary(torch.tensor([i]))) for x, i in ((q, p), (k, r)))
         return (at_p * at_r).sum(-1)
 
     for distance in (0, 1, 7, 1000):
@@ -171,7 +171,7 @@ def test_rotary_pairs_are_the_halves_of_a_head():
     x = torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
     angle = torch.tensor(3.0)
     expected = torch.tensor([[[angle.cos(), 0.0, angle.sin(), 0.0]]])
-    torch.testing.assert_close(rotate(x, *rotary(torch.tensor([3]))), expected)
+    torch.testing.assert_close(rotate(x, rotary(torch.tensor([3]))), expected)
 
 
 def test_rotary_tables_are_cast_only_when_they_are_done():

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer, OPTForCausalLM
 
 import minipaged
+from minipaged.models.causal_lm import split_heads
 from minipaged.models.loader import load_model
 
 FOLDER = Path(minipaged.__file__).parent / "models" / "opt_stories"
@@ -91,9 +92,9 @@ def story_loss(model, tokenizer, text, ended):
 def dense_logits(model, ids):
     """Logits of a minipaged model at every position, without any cache."""
 
-    def attend(layer, q, k, v):
-        heads = [x.transpose(0, 1) for x in (q, k, v)]
-        return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(0, 1)
+    def attend(layer, heads, rotary):
+        q, k, v = (x.transpose(0, 1) for x in split_heads(heads, model.config, rotary))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
 
     tokens = torch.tensor(ids)
     return model.logits(model(tokens, torch.arange(len(ids)), attend))

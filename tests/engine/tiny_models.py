@@ -17,7 +17,9 @@ from torch import Tensor
 
 from minipaged.config import ModelConfig
 from minipaged.models import build_model
+from minipaged.models.causal_lm import split_heads
 from minipaged.models.hf_config import model_config_from_hf
+from minipaged.models.layers import Rotary
 
 VOCAB_SIZE = 97
 MAX_POSITIONS = 128
@@ -147,7 +149,8 @@ class CausalAttention:
         self.k: dict[int, Tensor] = {}
         self.v: dict[int, Tensor] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, heads: Tensor, rotary: Rotary | None) -> Tensor:
+        q, k, v = split_heads(heads, self.config, rotary)
         config, new = self.config, len(q)
         assert q.shape == (new, config.num_heads, config.head_dim)
         assert k.shape == v.shape == (new, config.num_kv_heads, config.head_dim)
