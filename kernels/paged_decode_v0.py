@@ -84,7 +84,7 @@ def paged_decode_v0_kernel(
     maximum = LOWEST
     total = 0.0  # the sum of all weights so far, relative to exp2(maximum)
     mixed = tl.zeros([DIMS], tl.float32)  # the weighted sum of all values so far, likewise
-    for i in range(0, tl.cdiv(context_len, BLOCK_SIZE)):
+    for i in range(tl.cdiv(context_len, BLOCK_SIZE)):
         block = tl.load(block_tables + sequence * table_stride + i).to(tl.int64)
         live = (slots < BLOCK_SIZE) & (i * BLOCK_SIZE + slots < context_len)
         inside = live[:, None] & in_head[None, :]  # [SLOTS, DIMS]

@@ -1,0 +1,357 @@
+"""Paged decode, version 1: tiles of several blocks, and each key and value read once.
+
+Over version 0 it changes two things. A step takes a tile of several blocks: every row of the
+tile looks its block up for itself, so that a tile is full whatever the block size. And one
+program serves a KV head, not a query head: with grouped-query attention the ``group`` queries
+that share it are the rows of one matrix, and scores and sums are products on tensor cores.
+Without groups (OPT, LLaMA-13B) a product would have a single row, and 15 of 16 rows of a tensor
+core's tile would be padding: that case has a kernel of its own, without products.
+
+Bytes: K and V of every context once, ``2 * context_len * num_kv_heads * head_dim`` elements,
+plus 4 bytes of block table a position at most.
+
+Claimed for sm_80, read from the machine code: no spills; K and V come by asynchronous 128-bit
+copies (``LDGSTS.128``), the next tile's while this one is computed, and so do the table's
+entries before them. In half precision at head_dim 128, with blocks of 16: 4 thread blocks of
+4 warps on each multiprocessor in both kernels, with tiles of 32 tokens (``group`` 1) or 64.
+Two tiles of K and V of the former (32 KB) or one of the latter (32 KB) are in flight for each,
+where an A100 needs about 40 KB for a multiprocessor to hide its memory's latency.
+Speed has not been measured.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+}
+
+#: exp(x) is exp2(x * LOG2_E), and exp2 is one instruction.
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+#: Where a running maximum starts: below any score, and finite, so that differences of two
+#: maxima are never inf - inf.
+LOWEST = tl.constexpr(-3.0e38)
+
+#: ``tl.dot`` takes at least so many rows, and so long sums: what has fewer is padded.
+MIN_ROWS = MIN_DIMS = 16
+
+#: Stages of the loops: table entries of the tile after the next, K and V of the next, arithmetic.
+STAGES = 3
+
+#: Registers of a thread where there are no products: 4 thread blocks of 4 warps share 65,536.
+MAX_REGISTERS = 128
+
+
+@triton.jit
+def paged_decode_v1_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    context_lens,
+    scale,
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    kv_head_stride,
+    slot_stride,
+    table_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Program ``(s, h)`` computes ``out[s, h]`` where every query head has a KV head of its own.
+
+    Args:
+        out, q: pointers to ``[S, num_heads, HEAD_DIM]``.
+        k_cache, v_cache: pointers to ``[num_blocks, num_heads, BLOCK_SIZE, HEAD_DIM]``, both
+            with the same strides.
+        block_tables: pointer to ``[S, max_blocks]`` int32, row ``s`` at ``s * table_stride``.
+            Entry ``i`` is the block of positions ``i*BLOCK_SIZE`` and on. Entries past the
+            context are arbitrary: no K or V may be loaded through them.
+        context_lens: pointer to ``[S]`` int32, one after the other: how many positions the query
+            attends to. 0 is possible (padding): then ``out[s, h]`` is zero.
+        scale: float; multiplies ``q . k``.
+        out_token_stride, out_head_stride, q_token_stride, q_head_stride: in elements. The
+            dimensions of one head lie next to each other, here and in the caches.
+        block_stride, kv_head_stride, slot_stride: of the caches, in elements. An offset into a
+            cache may exceed 32 bits.
+        DIMS: ``HEAD_DIM`` rounded up to a power of two.
+        TILE: positions of one step, a power of two, whether or not it is a multiple of
+            ``BLOCK_SIZE``. A step loads K and V once for each live position of its tile.
+        STAGES: what ``tl.range`` of the loop is given, so that loads run ahead.
+
+    What the caches hold past a context may be NaN or infinite and must not show. Scores, softmax
+    and sums are float32, whatever the type of the pointers.
+    """
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    context_len = tl.load(context_lens + sequence)
+    rows = tl.arange(0, TILE)
+    dims = tl.arange(0, DIMS)
+    in_head = dims < HEAD_DIM
+
+    query = tl.load(q + sequence * q_token_stride + head * q_head_stride + dims, in_head, other=0.0)
+    query = query.to(tl.float32) * (scale * LOG2_E)  # [DIMS]
+    table = block_tables + sequence * table_stride
+    k_cache += head * kv_head_stride
+    v_cache += head * kv_head_stride
+
+    # Each row of the tile keeps a softmax of its own, over every TILE-th position: no step waits
+    # for another row, and so for another warp. They are merged when all is read.
+    maximum = tl.full([TILE], LOWEST, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, DIMS], tl.float32)
+    for start in tl.range(0, context_len, TILE, num_stages=STAGES):
+        position = start + rows
+        live = position < context_len
+        inside = live[:, None] & in_head[None, :]
+        block = tl.load(table + position // BLOCK_SIZE, live, other=0).to(tl.int64)
+        place = block * block_stride + (position % BLOCK_SIZE) * slot_stride
+        offset = place[:, None] + dims[None, :]  # [TILE, DIMS]
+        key = tl.load(k_cache + offset, inside, other=0.0)
+        value = tl.load(v_cache + offset, inside, other=0.0)
+
+        score = tl.sum(query[None, :] * key.to(tl.float32), axis=1)
+        score = tl.where(live, score, float("-inf"))
+        new_maximum = tl.maximum(maximum, score)
+        weight = tl.exp2(score - new_maximum)
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + weight
+        mixed = mixed * rescale[:, None] + weight[:, None] * value.to(tl.float32)
+        maximum = new_maximum
+
+    share = tl.exp2(maximum - tl.max(maximum, axis=0))
+    total = tl.sum(total * share, axis=0)
+    mixed = tl.sum(mixed * share[:, None], axis=0)
+    result = mixed / tl.where(total > 0, total, 1.0)  # without a context: 0 / 1
+    out += sequence * out_token_stride + head * out_head_stride
+    tl.store(out + dims, result.to(out.dtype.element_ty), in_head)
+
+
+@triton.jit
+def paged_decode_v1_gqa_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    context_lens,
+    scale,
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    kv_head_stride,
+    slot_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+):
+    """Program ``(s, g)`` computes ``out[s, h]`` for the heads ``h`` that read KV head ``g``.
+
+    Query head ``h`` reads KV head ``h // GROUP``. A step loads K and V of each live position once
+    for all of them, and multiplies by ``tl.dot``, with ``input_precision="ieee"``.
+
+    Args:
+        GROUP: query heads of a KV head.
+        ROWS: ``GROUP`` rounded up to a power of two, and to what ``tl.dot`` demands.
+        DOT_TYPE: what the operands of ``tl.dot`` are converted to: their own type, but for
+            bfloat16 in the interpreter, which would multiply its bits.
+
+    All other arguments, and what must hold, are as in :func:`paged_decode_v1_kernel`; the caches
+    have ``num_heads // GROUP`` heads.
+    """
+    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    context_len = tl.load(context_lens + sequence)
+    tile = tl.arange(0, TILE)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    in_head = dims < HEAD_DIM
+    in_group = (rows < GROUP)[:, None] & in_head[None, :]  # [ROWS, DIMS]
+
+    heads = kv_head * GROUP + rows
+    query = q + sequence * q_token_stride + heads[:, None] * q_head_stride + dims[None, :]
+    query = tl.load(query, in_group, other=0.0).to(DOT_TYPE)  # [ROWS, DIMS]
+    table = block_tables + sequence * table_stride
+    k_cache += kv_head * kv_head_stride
+    v_cache += kv_head * kv_head_stride
+
+    maximum = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIMS], tl.float32)
+    for start in tl.range(0, context_len, TILE, num_stages=STAGES):
+        position = start + tile
+        live = position < context_len
+        inside = live[:, None] & in_head[None, :]
+        block = tl.load(table + position // BLOCK_SIZE, live, other=0).to(tl.int64)
+        place = block * block_stride + (position % BLOCK_SIZE) * slot_stride
+        offset = place[:, None] + dims[None, :]  # [TILE, DIMS]
+        key = tl.load(k_cache + offset, inside, other=0.0)
+        value = tl.load(v_cache + offset, inside, other=0.0)
+
+        score = tl.dot(query, key.to(DOT_TYPE).trans(), input_precision="ieee")  # [ROWS, TILE]
+        score = tl.where(live[None, :], score * (scale * LOG2_E), float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(score, axis=1))
+        weight = tl.exp2(score - new_maximum[:, None])
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(weight, axis=1)
+        mixed = tl.dot(
+            weight.to(DOT_TYPE),
+            value.to(DOT_TYPE),
+            mixed * rescale[:, None],
+            input_precision="ieee",
+        )
+        maximum = new_maximum
+
+    result = mixed / tl.where(total > 0, total, 1.0)[:, None]  # without a context: 0 / 1
+    out += sequence * out_token_stride + heads[:, None] * out_head_stride + dims[None, :]
+    tl.store(out, result.to(out.dtype.element_ty), in_group)
+
+
+def paged_decode_v1(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of one query token a sequence to the first ``context_len`` positions.
+
+    Args:
+        q: ``[S, num_heads, head_dim]``, float16, bfloat16 or float32. May be a view; the last
+            dimension is contiguous.
+        k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]`` of ``q``'s type.
+            Query head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``.
+        block_tables: ``[S, max_blocks]`` int32: entry ``i`` is the block of positions
+            ``i*block_size`` and on. Entries past a context are arbitrary.
+        context_lens: ``[S]`` int32, at most ``max_blocks * block_size``. A row of padding has 0
+            and becomes zero.
+        scale: multiplies the scores.
+        out: where the result goes; a new tensor without it.
+
+    Returns:
+        ``out``: ``[S, num_heads, head_dim]``.
+
+    Raises:
+        ValueError: shapes, types or strides that do not fit, with the value and what it must be.
+    """
+    out = torch.empty_like(q) if out is None else out
+    _check(q, k_cache, v_cache, block_tables, context_lens, out)
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = k_cache.shape[1:3]
+    if num_seqs == 0:
+        return out
+    group = num_heads // num_kv_heads
+    arguments = (
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        context_lens,
+        scale,
+        out.stride(0),
+        out.stride(1),
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_tables.stride(0),
+    )
+    dims = max(MIN_DIMS, triton.next_power_of_2(head_dim))
+    sizes = {
+        "BLOCK_SIZE": block_size,
+        "HEAD_DIM": head_dim,
+        "DIMS": dims,
+        "TILE": _tile(dims, q.element_size(), group),
+        "STAGES": STAGES,
+    }
+    grid = (num_seqs, num_kv_heads)
+    if group == 1:
+        paged_decode_v1_kernel[grid](*arguments, **sizes, num_warps=4, maxnreg=MAX_REGISTERS)
+    else:
+        rows = max(MIN_ROWS, triton.next_power_of_2(group))
+        paged_decode_v1_gqa_kernel[grid](
+            *arguments,
+            GROUP=group,
+            ROWS=rows,
+            **sizes,
+            DOT_TYPE=_dot_type(q.dtype),
+            num_warps=4 if rows <= 32 else 8,
+        )
+    return out
+
+
+def _tile(dims: int, itemsize: int, group: int) -> int:
+    """Positions of a tile: 8 KB of K, or 16 KB where tensor cores do the arithmetic. With more,
+    fewer thread blocks fit on a multiprocessor; with less, the loop is all overhead."""
+    tile_bytes, least = (8192, 8) if group == 1 else (16384, MIN_ROWS)
+    return max(least, min(64, tile_bytes // (dims * itemsize)))
+
+
+def _dot_type(dtype: torch.dtype) -> tl.dtype:
+    compiled = isinstance(paged_decode_v1_gqa_kernel, triton.JITFunction)
+    return DTYPES[dtype] if compiled or dtype != torch.bfloat16 else tl.float32
+
+
+def _check(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+) -> None:
+    if q.dim() != 3 or out.shape != q.shape:
+        raise ValueError(f"q {[*q.shape]}, out {[*out.shape]}: both must be [S, num_heads, d]")
+    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
+        raise ValueError(
+            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
+            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
+        )
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    if k_cache.shape[3] != head_dim:
+        raise ValueError(f"q has head_dim {head_dim}, but the caches {k_cache.shape[3]}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q is {q.dtype}, not one of {', '.join(map(str, DTYPES))}")
+    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache, "out": out}.items():
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, but q {q.dtype}")
+    for name, tensor in {"q": q, "k_cache": k_cache, "out": out}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+    for name, tensor, dims in (
+        ("block_tables", block_tables, 2),
+        ("context_lens", context_lens, 1),
+    ):
+        shape = (num_seqs, *tensor.shape[1:dims])
+        if tensor.shape != shape or tensor.dim() != dims or tensor.dtype != torch.int32:
+            raise ValueError(
+                f"{name} is {[*tensor.shape]} {tensor.dtype}, not "
+                f"[{num_seqs}{', max_blocks' * (dims - 1)}] torch.int32"
+            )
+        if tensor.numel() and tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
