@@ -54,10 +54,12 @@ class TorchExecutor:
         """
         self.pool.swap_in(plan.swap_in)
         self.pool.swap_out(plan.swap_out)
+        # The host prepares the inputs while blocks travel.
+        inputs = self._inputs.build(plan) if plan.spans else None
+        self.pool.join()
         self.pool.copy(plan.copies)
-        if not plan.spans:
+        if inputs is None:
             return StepLogits(torch.empty(0, self.model.config.vocab_size, device=self.pool.device))
-        inputs = self._inputs.build(plan)
         return self._forward(inputs)
 
     def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:

@@ -1,24 +1,28 @@
 """The memory behind the block numbers: keys and values on the device, and the host memory that
 blocks are swapped to (paper, sections 4.2 and 4.5).
 
-The only module of this package that knows torch: the managers deal in numbers of blocks, and an
-executor applies what they decided here.
+With :mod:`~minipaged.kvcache.block_mover` all of this package that knows torch: the managers deal
+in numbers of blocks, and an executor applies what they decided here.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from minipaged.config import ModelConfig
 from minipaged.contracts import BlockPair
+from minipaged.device import to_device
 from minipaged.errors import MinipagedError
+from minipaged.kvcache.block_mover import BlockKernels, BlockMover, CudaSideStream, InlineStream
 from minipaged.kvcache.copy_on_write import copy_blocks
 from minipaged.kvcache.sizing import blocks_that_fit, kv_bytes_per_block
 
@@ -27,8 +31,8 @@ from minipaged.kvcache.sizing import blocks_that_fit, kv_bytes_per_block
 CPU_POOL_SHARE = 0.25
 CPU_POOL_BYTES = 4 << 30
 
-#: Blocks that are moved between device and host at a time: bounds the staging memory.
-_MOVE_AT_ONCE = 64
+#: Memory on the device through which blocks are moved to the host and back, at least one block.
+STAGING_BYTES = 256 << 20
 
 
 class PoolMemoryError(MinipagedError):
@@ -44,6 +48,10 @@ class KVPool:
         k_cache, v_cache: for each layer ``[num_gpu_blocks, num_kv_heads, block_size, head_dim]``,
             contiguous. Slot ``s`` of head ``h`` is ``cache[s // block_size, h, s % block_size]``;
             what it holds before it is written is not defined.
+        device_blocks: the same as one tensor,
+            ``[layers, 2, num_gpu_blocks, num_kv_heads, block_size, head_dim]``.
+        host_blocks: ``[num_cpu_blocks, layers, 2, num_kv_heads, block_size, head_dim]``: one block
+            is one piece, which travels in one transfer.
         device: where ``k_cache`` and ``v_cache`` are.
         num_gpu_blocks, num_cpu_blocks, block_size: of the pool.
         gpu_bytes, cpu_bytes: size of the two sides, all layers together. On a CPU the operating
@@ -60,10 +68,13 @@ class KVPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         copy: Callable[[Any, list[BlockPair]], None] = copy_blocks,
+        kernels: BlockKernels | None = None,
     ) -> None:
         """
         Args:
             copy: copies blocks within one cache ``[num_blocks, …]``.
+            kernels: what copies, gathers and scatters blocks on the device, one launch for all
+                layers, in place of ``copy`` and of PyTorch's operations.
 
         Raises:
             PoolMemoryError: one of the sides does not fit into memory.
@@ -72,56 +83,69 @@ class KVPool:
         self.num_gpu_blocks = num_gpu_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self._copy = copy
+        self._kernels = kernels
         self.device = device = torch.device(device)
         block_bytes = kv_bytes_per_block(config, dtype.itemsize, block_size)
         self.gpu_bytes = num_gpu_blocks * block_bytes
         self.cpu_bytes = num_cpu_blocks * block_bytes
         _demand_memory(self.gpu_bytes, device, f"{num_gpu_blocks} blocks of KV cache")
 
-        # [layers, K or V, blocks, heads, block_size, d]: contiguous caches, and yet one tensor,
-        # so that a block is moved in all layers by one operation.
+        # Contiguous caches, and yet one tensor, so that a block is moved in all layers at once.
         block = (config.num_kv_heads, block_size, config.head_dim)
-        self._device = _allocate((config.num_layers, 2, num_gpu_blocks, *block), dtype, device)
-        self.k_cache: list[Tensor] = [layer[0] for layer in self._device]
-        self.v_cache: list[Tensor] = [layer[1] for layer in self._device]
+        self.device_blocks = _allocate(
+            (config.num_layers, 2, num_gpu_blocks, *block), dtype, device, num_gpu_blocks
+        )
+        self.k_cache: list[Tensor] = [layer[0] for layer in self.device_blocks]
+        self.v_cache: list[Tensor] = [layer[1] for layer in self.device_blocks]
 
         _demand_memory(
             self.cpu_bytes + (self.gpu_bytes if device.type == "cpu" else 0),
             torch.device("cpu"),
             f"swap space of {num_cpu_blocks} blocks",
         )
-        self._host = _allocate(
-            (config.num_layers, 2, num_cpu_blocks, *block),
-            dtype,
-            torch.device("cpu"),
-            pin_memory=device.type == "cuda",
+        shape = (config.num_layers, 2, *block)
+        host = torch.device("cpu")
+        self.host_blocks = _allocate((num_cpu_blocks, *shape), dtype, host, num_cpu_blocks)
+        if device.type == "cuda":
+            _pin(self, self.host_blocks)
+        at_once = staging_blocks(block_bytes, num_cpu_blocks)
+        self._mover = BlockMover(
+            self.device_blocks,
+            self.host_blocks,
+            _allocate((at_once, *shape), dtype, device, at_once),
+            CudaSideStream(device) if device.type == "cuda" else InlineStream(),
+            kernels,
         )
 
     def swap_in(self, pairs: list[BlockPair]) -> None:
-        """Move the bytes of (host, device) pairs, in all layers."""
-        _move(self._host, self._device, pairs)
+        """Move the bytes of (host, device) pairs, in all layers. On a GPU this is begun here,
+        beside what the device computes, and :meth:`join` ends it."""
+        self._mover.swap_in(pairs)
 
     def swap_out(self, pairs: list[BlockPair]) -> None:
-        """Move the bytes of (device, host) pairs, in all layers."""
-        _move(self._device, self._host, pairs)
+        """Move the bytes of (device, host) pairs, in all layers; begun here, as
+        :meth:`swap_in`. Nothing may be written to the device's blocks before :meth:`join`."""
+        self._mover.swap_out(pairs)
+
+    def join(self) -> None:
+        """What is computed from here on sees all moves as done. The host does not wait."""
+        self._mover.join()
 
     def copy(self, pairs: list[BlockPair]) -> None:
         """Copy (source, target) pairs on the device, in all layers. Targets are distinct, and none
         of them is a source (I15)."""
-        if pairs:
-            self._copy(self._device.movedim(2, 0), pairs)
+        if pairs and self._kernels is not None:
+            (on_device,) = to_device([np.array(pairs, np.int64)], self.device)
+            self._kernels.copy(self.device_blocks, on_device)
+        elif pairs:
+            self._copy(self.device_blocks.movedim(2, 0), pairs)
 
     def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """Fill blocks that no one holds with NaN, so that whoever still reads them shows it."""
-        self._device[:, :, list(device_blocks)] = math.nan
-        self._host[:, :, list(host_blocks)] = math.nan
-
-
-def _move(source: Tensor, target: Tensor, pairs: list[BlockPair]) -> None:
-    for start in range(0, len(pairs), _MOVE_AT_ONCE):
-        ids = torch.tensor(pairs[start : start + _MOVE_AT_ONCE])  # [pairs, 2]
-        blocks = source.index_select(2, ids[:, 0].to(source.device)).to(target.device)
-        target.index_copy_(2, ids[:, 1].to(target.device), blocks)
+        if self.device.type == "cuda":  # or the host would write to blocks that still travel
+            torch.cuda.synchronize(self.device)
+        self.device_blocks[:, :, list(device_blocks)] = math.nan
+        self.host_blocks[list(host_blocks)] = math.nan
 
 
 # --------------------------------------------------------------------------- how much memory
@@ -210,17 +234,45 @@ def _demand_memory(num_bytes: int, device: torch.device, what: str) -> None:
         )
 
 
+def staging_blocks(block_bytes: int, num_cpu_blocks: int) -> int:
+    """Blocks that are moved to the host or back at a time."""
+    return min(max(1, STAGING_BYTES // block_bytes), num_cpu_blocks)
+
+
 def _allocate(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin_memory: bool = False
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, num_blocks: int
 ) -> Tensor:
     try:
-        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+        return torch.empty(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
         num_bytes = math.prod(shape) * dtype.itemsize
         raise PoolMemoryError(
-            f"a pool of {shape[2]} blocks takes {_mib(num_bytes)} on {device}, "
+            f"a pool of {num_blocks} blocks takes {_mib(num_bytes)} on {device}, "
             f"of which {_mib(available_memory(device))} are free: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _pin(owner: object, memory: Tensor) -> None:
+    """Pin host memory for as long as ``owner`` lives.
+
+    Not ``torch.empty(pin_memory=True)``: that rounds up to a power of two, 20 GiB to 32.
+    """
+    if memory.numel() == 0:
+        return
+    cuda = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = memory.data_ptr()
+    error = int(cuda.cudaHostRegister(address, memory.nbytes, 0))
+    if error:
+        raise PoolMemoryError(
+            f"{_mib(memory.nbytes)} of swap space cannot be pinned (CUDA error {error}): ask for "
+            "less swap space"
+        )
+
+    def unpin() -> None:
+        torch.cuda.synchronize()  # copies may be under way
+        cuda.cudaHostUnregister(address)
+
+    weakref.finalize(owner, unpin).atexit = False  # at exit the driver does it
 
 
 def _mib(num_bytes: int) -> str:

@@ -64,9 +64,11 @@ def test_swapped_blocks_come_back_bit_for_bit_wherever_they_land():
     assert [numbers[i] for i in (0, 2, 3, 5)] == [0, 4, 3, 1]
 
 
-def test_more_blocks_than_are_moved_at_once():
-    count = 3 * pool_module._MOVE_AT_ONCE + 1
+def test_more_blocks_than_are_moved_at_once(monkeypatch):
+    monkeypatch.setattr(pool_module, "STAGING_BYTES", 4 * BLOCK_BYTES + 100)
+    count = 3 * 4 + 1
     pool = numbered_pool(count, count)
+    assert len(pool._mover._staging) == 4
     order = random.Random(0).sample(range(count), count)
     pool.swap_out(list(zip(range(count), order)))
     pool.poison(range(count))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from late_stream import LateStream
 from tiny_models import hf_logits, hf_model, ours, prompt
 
 from minipaged.attention.reference import ReferenceAttention
@@ -23,9 +24,12 @@ def model(reference):
     return ours(reference)
 
 
-@pytest.fixture
-def executor(model):
+@pytest.fixture(params=["at once", "late"])
+def executor(model, request):
+    """Twice: swaps are done when they are asked for, or, as a GPU may, when they must be."""
     pool = KVPool(model.config, B, 20, 8)
+    if request.param == "late":
+        pool._mover._stream = LateStream()
     made = TorchExecutor(model, pool, ReferenceAttention())
     made.poison(range(20), range(8))
     return made

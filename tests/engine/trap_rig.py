@@ -235,7 +235,11 @@ class Rig:
         from the side that it is on."""
         found = []
         for seq in self.groups[name].live:
-            side = self.pool._host if seq.status is Status.SWAPPED else self.pool._device
+            side = (
+                self.pool.host_blocks.movedim(0, 2)
+                if seq.status is Status.SWAPPED
+                else self.pool.device_blocks
+            )
             blocks = side[:, :, self.kv.block_table(seq.seq_id)]  # [L, 2, n, H, B, d]
             tokens = blocks.transpose(3, 4).flatten(2, 3)
             found.append(tokens[:, :, : seq.num_computed].clone())
@@ -256,8 +260,8 @@ class Rig:
             for seq in group.live:
                 held[seq.status is Status.SWAPPED].update(self.kv.block_table(seq.seq_id))
         for side, total, mine in (
-            (self.pool._device, self.kv.num_gpu_blocks, held[False]),
-            (self.pool._host, self.kv.num_cpu_blocks, held[True]),
+            (self.pool.device_blocks, self.kv.num_gpu_blocks, held[False]),
+            (self.pool.host_blocks.movedim(0, 2), self.kv.num_cpu_blocks, held[True]),
         ):
             side[:, :, sorted(set(range(total)) - mine)] = self.stale
 

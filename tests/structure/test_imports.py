@@ -67,7 +67,7 @@ LATER = (
 )  # fmt: skip
 
 TORCH_FREE = ("minipaged.kvcache", "minipaged.scheduling")
-TORCH_ALLOWED = {"minipaged.kvcache.pool"}
+TORCH_ALLOWED = {"minipaged.kvcache.pool", "minipaged.kvcache.block_mover"}
 NEEDS_TORCH = {"torch", "transformers", "triton", "safetensors.torch"}
 
 
