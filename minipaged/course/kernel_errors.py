@@ -30,6 +30,8 @@ def message_of(error: BaseException) -> str | None:
 def _wraps(error: BaseException) -> bool:
     if _is_of(error, "InterpreterError"):
         return True
+    if error.__cause__ is not None and _is_of(error.__cause__, "CompilationError"):
+        return True  # whoever asked for the code says so in words of their own
     # An error inside of a function that a kernel calls: the outer one only says where.
     return _is_of(error, "CompilationError") and getattr(error, "error_message", None) is None
 

@@ -52,7 +52,14 @@ pointer = "That."
 checks = [{ name = "a_query_sees_its_context", points = 6 }]
 
 [stage.robustness]
-checks = [{ name = "half_precision_is_enough", points = 2, parent = "7.2" }]
+checks = [
+  { name = "half_precision_is_enough", points = 2, parent = "7.2" },
+  { name = "the_machine_code_keeps_its_numbers_in_registers", points = 1, parent = "7.2" },
+]
+
+[stage.audit.decode]
+kernel = "paged_decode_v0_kernel"
+min_warps = 16
 """
 
 TESTS = '''
@@ -88,6 +95,18 @@ def test_a_query_sees_its_context(parts, lab, rng):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_enough(parts, lab, rng, dtype):
     check(parts, lab, rng, dtype, 2e-2)
+
+
+def test_the_machine_code_keeps_its_numbers_in_registers(audit):
+    arguments = {
+        "q": ["float16", [8, 40, 128]],
+        "k_cache": ["float16", [64, 40, 16, 128]],
+        "v_cache": ["float16", [64, 40, 16, 128]],
+        "block_tables": ["int32", [8, 16]],
+        "context_lens": ["int32", [8]],
+        "scale": 0.25,
+    }
+    expect(audit("paged_decode_v0", arguments, "decode").sentences, [], "no spills, 16 warps")
 
 
 def check(parts, lab, rng, dtype, tolerance):

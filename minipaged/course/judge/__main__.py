@@ -26,6 +26,11 @@ from minipaged.errors import CourseError
 #: What the lab and the engine import only when it is wanted. The package's files may be closed to
 #: a worker of another user.
 _LAB = ("minipaged.course.judge.scheduling_lab", "minipaged.kvcache.manager", "minipaged.parts")
+_KERNELS = (
+    "minipaged.course.judge.kernel_lab",
+    "minipaged.audit.compiler",
+    "minipaged.audit.memory_trace",
+)
 _ENGINE = ("minipaged.course.judge.serving", "minipaged.sampling.text_stream")
 
 
@@ -125,7 +130,8 @@ class Court:
         loads for itself.
         """
         own = [p.module for _, p in self.course.closed_parts.values() if p not in self.stage.parts]
-        more = (*_LAB, *(_ENGINE if isinstance(self.stage, Checkpoint) else ()))
+        serves = isinstance(self.stage, Checkpoint)
+        more = (*_LAB, *_KERNELS * self.stage.triton, *_ENGINE * serves)
         return [
             "minipaged.errors",
             *(

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minipaged.course.catalog import Course, Part, Stage
+from minipaged.course.judge.libraries import Libraries
 from minipaged.course.judge.namespace import PartsNamespace
 from minipaged.course.judge.pen import Ended, Pen
 from minipaged.course.judge.plugin import OPEN_RIG
 from minipaged.course.judge.proxy import Client, RemoteLab
-from minipaged.course.judge.remote import printable
+from minipaged.course.judge.remote import Fault, printable
 from minipaged.course.judge.results import CheckResult
 from minipaged.course.judge.rig import Rig
 from minipaged.errors import MinipagedError
@@ -29,7 +31,7 @@ _MESSAGE = 6000
 class _Case:
     """One test item while it runs."""
 
-    client: Client | None = None
+    clients: list[Client] = field(default_factory=list)
     message: str | None = None
     output: str = ""
 
@@ -38,13 +40,22 @@ class _Case:
         if self.message is None:
             self.message = printable(message, _MESSAGE)
 
+    @property
+    def transcript(self) -> str:
+        return "\n".join(filter(None, (str(client.transcript) for client in self.clients)))
+
+    def fault_of(self, error: BaseException) -> Fault | None:
+        """Where an exception came from, if it came from a worker."""
+        faults = (client.fault_of(error) for client in self.clients)
+        return next((fault for fault in faults if fault is not None), None)
+
 
 class Examiner:
     """One submission's examination."""
 
     def __init__(
         self,
-        open_pen: Callable[[], Pen],
+        open_pen: Callable[..., Pen],
         known: dict[str, tuple[Stage, Part]],
         trace: Path | None,
         checks: Sequence[str],
@@ -53,7 +64,7 @@ class Examiner:
     ) -> None:
         """
         Args:
-            open_pen: starts a worker with the submission.
+            open_pen: starts a worker with the submission, with other libraries if it is told.
             known: public name -> where it belongs, as :func:`~.namespace.homes` gives it.
             trace: the submission's counterexample.
             checks: those to run, in order.
@@ -120,27 +131,46 @@ class Examiner:
         began = time.monotonic()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         seconds += time.monotonic() - began
-        if case.client is not None and case.client.pen.ended is not None:
-            case.failed(str(case.client.pen.ended))  # whatever the test made of it
+        for client in case.clients:
+            if client.pen.ended is not None:
+                case.failed(str(client.pen.ended))  # whatever the test made of it
         if case.message is None:
             return CheckResult(name, "passed", seconds=seconds)
-        transcript = str(case.client.transcript) if case.client is not None else ""
-        return CheckResult(name, "failed", case.message, transcript, case.output, seconds)
+        return CheckResult(name, "failed", case.message, case.transcript, case.output, seconds)
 
     @contextmanager
     def _open_rig(self, course: Course, stage: Stage, impl: str) -> Iterator[Rig]:
-        pen = self.open_pen()
-        self._case.client = client = Client(pen)
+        client = self._new_client()
         try:
             parts = PartsNamespace(stage, self.known, client.symbol)
-            yield Rig(parts, RemoteLab(client), self.trace)
+            yield Rig(parts, RemoteLab(client), self.trace, self._compile)
         finally:
-            self._case.output = printable(pen.close(), pen.limits.output)
+            self._close(client)
+
+    def _compile(
+        self, part: Part, function: str, arguments: Mapping[str, Any], arch: str, version: int
+    ) -> tuple[list[dict[str, Any]], str]:
+        """By a worker of its own: the usual one interprets kernels, for good."""
+        client = self._new_client(Libraries.COMPILER)
+        try:
+            symbol = client.symbol(part, function, True)
+            kernels = client.lab("ptx", (symbol, dict(arguments), arch, version), {})
+            return kernels, client.pen.sources[part.name][1]
+        finally:
+            self._close(client)
+
+    def _new_client(self, *libraries: Libraries) -> Client:
+        client = Client(self.open_pen(*libraries))
+        self._case.clients.append(client)
+        return client
+
+    def _close(self, client: Client) -> None:
+        self._case.output += printable(client.pen.close(), client.pen.limits.output)
 
     def _tell(self, info: pytest.ExceptionInfo[BaseException]) -> str:
         """Why a case failed, in words for the student."""
         error = info.value
-        fault = self._case.client.fault_of(error) if self._case.client is not None else None
+        fault = self._case.fault_of(error)
         if fault is not None:
             return str(fault)
         if isinstance(error, Ended | AssertionError | MinipagedError | pytest.fail.Exception):

@@ -80,20 +80,28 @@ class Lab:
         """Call what launches kernels. No kernel may touch what its tensors do not hold.
 
         Raises:
-            AddressError: one did, and nothing was read or written there.
+            OutOfBounds: one would have; nothing was read or written there.
         """
         from minipaged.course.judge.kernel_lab import launch
 
-        return launch(function, args, kwargs)[0]
+        return launch((function, args, kwargs))
 
     def traffic(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> dict[str, dict[str, int]]:
-        """As :meth:`launch`, for the bytes that its kernels move: of each parameter that is a
-        tensor, those ``loaded`` and ``stored``, what is masked out not counted."""
-        from minipaged.course.judge.kernel_lab import launch
+        """As :meth:`launch`, for the bytes that its kernels move: of each of their parameters
+        that is a tensor, those ``loaded`` and ``stored``, what is masked out not counted."""
+        from minipaged.course.judge.kernel_lab import traffic
 
-        return launch(function, args, kwargs)[1]
+        return traffic((function, args, kwargs))
+
+    def ptx(
+        self, function: Callable[..., Any], arguments: Mapping[str, Any], arch: str, version: int
+    ) -> list[dict[str, Any]]:
+        """As :func:`minipaged.course.judge.kernel_lab.ptx`, where kernels are compiled."""
+        from minipaged.course.judge.kernel_lab import ptx
+
+        return ptx(function, arguments, arch, version)
 
     def model_config(
         self, *, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int, **others: Any

@@ -58,6 +58,7 @@ class Libraries(StrEnum):
             importlib.import_module("triton.language")
         if self is Libraries.COMPILER:
             importlib.import_module("triton.backends.nvidia.compiler")
+            _warm_meta()
 
 
 def missing_triton(stage: Stage) -> str:
@@ -88,6 +89,14 @@ def check_interpreter() -> None:
             f"machine: {wrong.sum()} of {wrong.size} sums of the self-test, row {row} is "
             f"{got[row]:g} and should be {expected[row]:g}; `minipaged doctor` says what to install"
         )
+
+
+def _warm_meta() -> None:
+    """Tensors without memory, which kernels are compiled for: what torch knows of them is loaded
+    when the first is made like another."""
+    import torch
+
+    torch.empty_like(torch.empty(1, device="meta"))
 
 
 def _warm_torch() -> None:

@@ -96,7 +96,7 @@ class Pen:
             own: module -> (path, text) of what stands in for a reference that is not here.
         """
         self.parent, self.grounds, self.deadline = parent, grounds, deadline
-        self.limits = grounds.limits
+        self.limits, self.sources = grounds.limits, sources
         self.ended: Ended | None = None
         self._exit: tuple[int, float] | None = None
         self._home = Path(tempfile.mkdtemp(prefix="minipaged-grade-")).resolve()

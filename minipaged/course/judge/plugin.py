@@ -1,6 +1,6 @@
 """The pytest plugin of graded tests: the options ``--impl`` and ``--seed``, and the fixtures
-``parts``, ``lab``, ``rng`` and ``counterexample``; for checkpoints ``serve`` and
-``reference_serve``.
+``parts``, ``lab``, ``rng`` and ``counterexample``; for kernels ``audit``; for checkpoints ``serve``
+and ``reference_serve``.
 
 The same tests run in one process for debugging (``pytest tests/stage03_block_table --impl mine``)
 and under the judge, which puts an :data:`~minipaged.course.judge.rig.OpenRig` of its own into
@@ -21,6 +21,7 @@ import pytest
 from minipaged.course.answers import FILE as ANSWERS
 from minipaged.course.answers import ReferenceAnswers
 from minipaged.course.catalog import Course, Stage, find_root, load_course
+from minipaged.course.judge.auditing import Auditor
 from minipaged.course.judge.rig import OpenRig, Rig
 from minipaged.errors import CourseError
 
@@ -85,6 +86,14 @@ def parts(rig: Rig) -> Any:
 def lab(rig: Rig) -> Any:
     """Makes and reads tensors where the submission lives."""
     return rig.lab
+
+
+@pytest.fixture
+def audit(request: pytest.FixtureRequest, rig: Rig) -> Auditor:
+    """Compiles what the submission launches for a GPU that need not be there, and says what its
+    machine code falls short of: ``audit("paged_decode_v1", arguments, "v1").sentences``."""
+    course, stage = _graded(request)
+    return Auditor(course, stage, rig.compile)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minipaged.course.catalog import Course, Stage
+from minipaged.course.judge.auditing import Compile
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,13 @@ class Rig:
         parts: its public names, as ``parts.BlockAllocator(3)``.
         lab: makes and reads tensors, as :class:`minipaged.course.judge.lab.Lab`.
         trace: the submission's file of a counterexample; None if it is on no disk.
+        compile: makes PTX of its kernels.
     """
 
     parts: Any
     lab: Any
     trace: Path | None
+    compile: Compile
 
 
 OpenRig = Callable[[Course, Stage, str], AbstractContextManager[Rig]]

@@ -167,7 +167,7 @@ def _run(
         "stage": stage.number,
         "user": _user(user),
         "seconds": seconds,
-        "limits": asdict(limits or Limits()),
+        "limits": asdict(limits or Limits.of(stage)),
         "closed": [str(course.root.resolve())],
         "answers": [
             str((base / part.source).resolve())
