@@ -15,7 +15,7 @@ _LABEL = re.compile(r"^(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _REGISTER = re.compile(r"\bR(\d+)\b")
 _GROUPS_LEFT = re.compile(r"SB0, (0x[0-9a-f]+)")
-# Words of an opcode that say how wide a load is; without one it loads 32 bits.
+# Words of an opcode that say how wide a load or store is; without one it is 32 bits.
 _WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
 
 
@@ -46,8 +46,13 @@ class Instruction:
         return self.name in ("LDG", "LDGSTS")
 
     @property
+    def is_store(self) -> bool:
+        """Does it write global memory?"""
+        return self.name == "STG"
+
+    @property
     def bits(self) -> int:
-        """Width of a load in bits, for one thread."""
+        """Width of a load or store in bits, for one thread."""
         words = self.opcode.split(".")[1:]
         # ENL2.256 and the like come after hints such as LTC128B, which are words of their own.
         return next((_WIDTHS[word] for word in reversed(words) if word in _WIDTHS), 32)

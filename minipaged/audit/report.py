@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from minipaged.audit.cache_loads import CACHES, find_cache_loads, load_at
@@ -17,12 +17,13 @@ WIDE_BITS = 128
 
 
 @dataclass(frozen=True)
-class LoadCount:
-    """Load instructions of one kind.
+class AccessCount:
+    """Loads or stores of global memory, of one kind.
 
     Attributes:
-        tensor: ``k_cache``, ``v_cache``, both joined by ``+``, or ``other``.
-        instruction: ``LDG`` into registers, ``LDGSTS`` into shared memory.
+        tensor: for a load ``k_cache``, ``v_cache``, both joined by ``+``, or ``other``; for a
+            store ``other``.
+        instruction: ``LDG`` into registers, ``LDGSTS`` into shared memory, ``STG`` a store.
         bits: width for one thread.
         line: in the source: of the ``tl.load``; 0 for ``other``.
         count: how many of them the code has.
@@ -36,7 +37,7 @@ class LoadCount:
 
     @property
     def bytes(self) -> int:
-        """Bytes that one thread loads when each of them runs once."""
+        """Bytes that one thread moves when each of them runs once."""
         return self.count * self.bits // 8
 
 
@@ -55,7 +56,7 @@ class Report:
         shared_bytes: shared memory of a thread block.
         occupancy: warps that fit on a multiprocessor.
         tensor_core_instructions: HMMA and its like.
-        loads: load instructions, counted.
+        accesses: loads and stores, counted.
         kv_bytes_in_flight: bytes of K and V that a thread block has asked for at one time and not
             yet waited for, at most (:func:`~minipaged.audit.machine_code.bytes_in_flight`).
     """
@@ -70,20 +71,31 @@ class Report:
     shared_bytes: int
     occupancy: Occupancy
     tensor_core_instructions: int
-    loads: tuple[LoadCount, ...]
+    accesses: tuple[AccessCount, ...]
     kv_bytes_in_flight: int
 
     @property
-    def cache_loads(self) -> tuple[LoadCount, ...]:
+    def cache_loads(self) -> tuple[AccessCount, ...]:
         """The loads that read K or V."""
-        return tuple(load for load in self.loads if load.tensor != "other")
+        return tuple(access for access in self.accesses if access.tensor != "other")
 
     @property
     def kv_wide_share(self) -> float | None:
         """Bytes of K and V in 128-bit loads over all bytes of K and V; None: it loads neither."""
-        total = sum(load.bytes for load in self.cache_loads)
-        wide = sum(load.bytes for load in self.cache_loads if load.bits >= WIDE_BITS)
-        return wide / total if total else None
+        return wide_share(self.cache_loads)
+
+    @property
+    def wide_share(self) -> float | None:
+        """Bytes in 128-bit loads and stores over all bytes; None: it moves nothing."""
+        return wide_share(self.accesses)
+
+
+def wide_share(accesses: Iterable[AccessCount]) -> float | None:
+    """Bytes at 128 bit over all bytes, when each instruction runs once; None: no bytes."""
+    counted = list(accesses)
+    total = sum(access.bytes for access in counted)
+    wide = sum(access.bytes for access in counted if access.bits >= WIDE_BITS)
+    return wide / total if total else None
 
 
 def inspect(cubin: Cubin, ptx: Ptx, source: str, arch: str = "sm_80") -> Report:
@@ -103,7 +115,7 @@ def inspect(cubin: Cubin, ptx: Ptx, source: str, arch: str = "sm_80") -> Report:
         raise AuditError(f"cuobjdump says nothing of {ptx.kernel}")
     registers, stack, static_shared = map(int, usage.groups())
     shared = static_shared + ptx.shared_bytes
-    loads, of_cache = _attribute(instructions, cubin, source, ptx.kernel)
+    accesses, of_cache = _attribute(instructions, cubin, source, ptx.kernel)
     return Report(
         kernel=ptx.kernel,
         arch=arch,
@@ -115,7 +127,7 @@ def inspect(cubin: Cubin, ptx: Ptx, source: str, arch: str = "sm_80") -> Report:
         shared_bytes=shared,
         occupancy=occupancy(arch, ptx.num_warps, registers, shared),
         tensor_core_instructions=sum(bool(TENSOR_CORE.match(i.name)) for i in instructions),
-        loads=loads,
+        accesses=accesses,
         kv_bytes_in_flight=bytes_in_flight(instructions, of_cache) * ptx.num_warps * WARP_SIZE,
     )
 
@@ -127,16 +139,16 @@ def audit_ptx(ptx: Ptx, source: str, arch: str = "sm_80") -> Report:
 
 def _attribute(
     instructions: Sequence[Instruction], cubin: Cubin, source: str, kernel: str
-) -> tuple[tuple[LoadCount, ...], frozenset[int]]:
-    """The loads, counted by what they read, and the indices of those of the cache."""
+) -> tuple[tuple[AccessCount, ...], frozenset[int]]:
+    """Loads and stores, counted by what they touch, and the indices of the loads of the cache."""
     in_source = find_cache_loads(source, kernel)
     counts: dict[tuple[str, str, int, int], int] = {}
     of_cache = set()
     for index, instruction in enumerate(instructions):
-        if not instruction.is_load:
+        if not (instruction.is_load or instruction.is_store):
             continue
         site = cubin.sites[instruction.line - 1] if instruction.line else ()
-        load = load_at(site, in_source)
+        load = load_at(site, in_source) if instruction.is_load else None
         tensor, line = "other", 0
         if load is not None:
             tensor = "+".join(name for name in CACHES if name in load.tensors)
@@ -144,6 +156,6 @@ def _attribute(
             of_cache.add(index)
         key = (tensor, instruction.name, instruction.bits, line)
         counts[key] = counts.get(key, 0) + 1
-    rows = (LoadCount(t, name, bits, line, n) for (t, name, bits, line), n in counts.items())
-    order = sorted(rows, key=lambda load: (load.tensor, load.line, load.bits, load.instruction))
+    rows = (AccessCount(t, name, bits, line, n) for (t, name, bits, line), n in counts.items())
+    order = sorted(rows, key=lambda row: (row.tensor, row.line, row.bits, row.instruction))
     return tuple(order), frozenset(of_cache)

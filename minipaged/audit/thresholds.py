@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minipaged.audit.cache_loads import CACHES
-from minipaged.audit.report import WIDE_BITS, LoadCount, Report
+from minipaged.audit.report import WIDE_BITS, AccessCount, Report
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Thresholds:
     Attributes:
         no_spills: no STL, no LDL, no stack.
         kv_wide_share: bytes of K and of V in 128-bit loads over all bytes of K and of V.
+        wide_share: bytes in 128-bit loads and stores of anything, over all bytes.
         tensor_cores: it multiplies matrices on the tensor cores.
         min_warps: warps on a multiprocessor, at least.
         min_kv_bytes_in_flight: bytes of K and V that a thread block asks for at one time.
@@ -22,6 +23,7 @@ class Thresholds:
 
     no_spills: bool = True
     kv_wide_share: float = 0.0
+    wide_share: float = 0.0
     tensor_cores: bool = False
     min_warps: int = 0
     min_kv_bytes_in_flight: int = 0
@@ -60,7 +62,7 @@ def _narrow_loads(report: Report, share: float) -> list[str]:
     return found
 
 
-def _narrow(kernel: str, tensor: str, load: LoadCount, of: int) -> str:
+def _narrow(kernel: str, tensor: str, load: AccessCount, of: int) -> str:
     are = "is" if load.count == 1 else "are"
     return (
         f"{kernel}: {load.count} of {of} loads of {tensor} {are} {load.bits} bit wide, "
@@ -70,6 +72,12 @@ def _narrow(kernel: str, tensor: str, load: LoadCount, of: int) -> str:
 
 def _other(report: Report, thresholds: Thresholds) -> list[str]:
     found = []
+    wide = report.wide_share or 0.0
+    if wide < thresholds.wide_share:
+        found.append(
+            f"{report.kernel}: {wide:.0%} of the bytes that it moves are moved {WIDE_BITS} bit "
+            f"at a time, at least {thresholds.wide_share:.0%} are asked for"
+        )
     if thresholds.tensor_cores and not report.tensor_core_instructions:
         found.append(f"{report.kernel} has no tensor-core instruction: no tl.dot became one")
     limit = report.occupancy

@@ -1,0 +1,36 @@
+"""``python -m minipaged.audit.child ARCH CASE...``: compile cases, and write PTX as JSON.
+
+The child of :func:`minipaged.audit.run.audit`, without TRITON_INTERPRET. It starts no process, and
+writes one line for each kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+
+from minipaged.audit.cases import Case
+from minipaged.audit.compiler import capture_launches, to_ptx
+
+
+def main(argv: Sequence[str]) -> None:
+    """Compile and print; an error ends the child with its traceback."""
+    arch, version, *names = argv
+    for name in names:
+        case = Case(*name.split(":"))
+        for launch in capture_launches(case.call, arch):
+            row = {
+                "case": name,
+                "ptx": dataclasses.asdict(to_ptx(launch, int(version))),
+                "source": inspect.getsourcefile(launch.kernel.fn),
+                "grid": launch.grid,
+                "num_stages": launch.options.num_stages,
+            }
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
