@@ -33,7 +33,12 @@ DTYPES = {
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+# The JIT would compile a kernel anew where the prompts of a step begin at another row of the
+# tables, or the tables have another width. Nothing is won by it: entries are loaded one by one.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "query_start", "context_lens"],
+)
 def paged_prefill_kernel(
     out,
     q,

@@ -1,11 +1,11 @@
-"""RMSNorm, with the addition to the residual stream that stands before it.
+"""RMSNorm, with the sum that stands before it.
 
-In a transformer every norm but the first follows ``x += f(x)``. One launch does both: as two, the
-stream would be written, and read once more.
+In a transformer every norm but the first follows ``x += f(x)``, where ``x`` is the residual
+stream. One launch does both: as two, the sum would be written, and read once more.
 
-Bytes: with a residual ``4 * T * width`` elements (``x`` and the residual read, both written),
-without one half of that, and the weight. One program holds one row in registers, so that it is
-read once for the mean square and the product.
+Bytes: with a residual ``4 * T * width`` elements (``x`` and the residual read, the sum and the
+norm written), without one half of that, and the weight. One program holds one row in registers,
+so that it is read once for the mean square and the product.
 
 Claimed for sm_80: no spills, all loads and stores at 128 bit where the width is a multiple of 8
 (half types) or 4 (float32). Speed is not measured.
@@ -35,25 +35,25 @@ def rms_norm_kernel(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Program ``t`` norms row ``t``: ``out[t] = s / sqrt(mean(s^2) + eps) * weight``, with ``s``
-    the sum ``residual[t] + x[t]``, which becomes ``residual[t]``; or, without one, ``x[t]``.
+    """Program ``t`` norms row ``t``: ``out[t] = x[t] / sqrt(mean(x[t]^2) + eps) * weight``, once
+    ``residual[t]`` is added to ``x[t]``.
 
     Args:
-        out, x, residual: pointers to ``[T, WIDTH]``, rows ``*_stride`` elements apart;
-            ``residual`` may be None.
+        out, x, residual: pointers to ``[T, WIDTH]``, rows ``*_stride`` elements apart. Without a
+            residual that is None, and ``x`` is not written.
         weight: pointer to ``[WIDTH]``.
         COLUMNS: ``WIDTH`` rounded up to a power of two.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     inside = columns < WIDTH
-    values = tl.load(x + row * x_stride + columns, inside, other=0.0)
+    x += row * x_stride
+    values = tl.load(x + columns, inside, other=0.0)
     if residual is not None:
-        stream = residual + row * residual_stride + columns
-        # The norm sees the stream as it is stored: rounded to its type.
-        values = values.to(tl.float32) + tl.load(stream, inside, other=0.0).to(tl.float32)
-        values = values.to(residual.dtype.element_ty)
-        tl.store(stream, values, inside)
+        update = tl.load(residual + row * residual_stride + columns, inside, other=0.0)
+        # The norm sees the sum as it is stored: rounded to its type.
+        values = (values.to(tl.float32) + update.to(tl.float32)).to(values.dtype)
+        tl.store(x + columns, values, inside)
     values = values.to(tl.float32)
     mean_square = tl.sum(values * values, axis=0) / WIDTH
     scaled = values * tl.rsqrt(mean_square + eps)
@@ -74,9 +74,9 @@ def rms_norm(
         x: ``[T, width]``, float16, bfloat16 or float32, the rows contiguous. The mean square is
             float32 whatever the type.
         weight: ``[width]`` of ``x``'s type.
-        residual: ``[T, width]`` of ``x``'s type. ``x`` is added to it in place, and the sum, as
-            it is stored, is what is normed.
-        out: where the result goes; may be ``x``. None: a new tensor.
+        residual: ``[T, width]`` of ``x``'s type, what a layer adds to the stream ``x``. It is
+            added to ``x`` in place, and the sum, as it is stored, is what is normed.
+        out: where the result goes: memory of its own. None: a new tensor.
 
     Returns:
         ``out``: ``[T, width]``.
