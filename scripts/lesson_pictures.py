@@ -138,6 +138,23 @@ PICTURES = (
         title="The later request is in host memory, and shares there what it shared",
         state="seq0:[0 1 3*] free:{2 4} | cpu seq1:[0 1*] seq2:[0 2*] free:{3} refs{0:2}",
     ),
+    Picture(
+        name="07-five-tokens",
+        title="Five tokens in three blocks of two",
+        state="seq0:[6 2 5*] free:{0 1 3 4 7}",
+        block_size=2,
+        tokens={"seq0": ("Four", " score", " and", " seven", " years")},
+    ),
+    Picture(
+        name="07-copied",
+        title="Block 5 was copied to block 0, in all layers",
+        state="seq0:[6 2 5*] seq1:[6 2 0*] free:{1 3 4 7} refs{6:2 2:2}",
+        block_size=2,
+        tokens={
+            "seq0": ("Four", " score", " and", " seven", " years"),
+            "seq1": ("Four", " score", " and", " seven", " years"),
+        },
+    ),
 )
 
 
