@@ -6,7 +6,7 @@ anything, and the first to wait is the sampling, for its token ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minipaged.attention import AttentionBackend, AttentionBatch
 from minipaged.contracts import StepLogits, StepPlan
+from minipaged.executor.decode_graphs import Capture, DecodeGraphs
 from minipaged.executor.inputs import HostInputs, InputBuilder
 from minipaged.models.causal_lm import split_heads
 
@@ -38,13 +39,16 @@ class TorchExecutor:
         Args:
             model: ready to run, on the device of the pool.
             pool: the keys and values of its layers.
-            backend: writes to the pool and reads from it.
+            backend: writes to the pool and reads from it. One with ``rotate_and_write`` also
+                rotates queries and keys; one that is ``capturable`` can be held by CUDA graphs.
         """
         self.model = model
         self.pool = pool
         self._backend = backend
         self._scale = model.config.head_dim**-0.5
         self._inputs = InputBuilder(pool.block_size)
+        self._graphs: DecodeGraphs | None = None
+        self._rotate_and_write = getattr(backend, "rotate_and_write", None)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepLogits:
@@ -60,7 +64,25 @@ class TorchExecutor:
         self.pool.copy(plan.copies)
         if inputs is None:
             return StepLogits(torch.empty(0, self.model.config.vocab_size, device=self.pool.device))
+        hidden = self._graphs.run(inputs) if self._graphs is not None else None
+        if hidden is not None:
+            return StepLogits(self.model.logits(hidden))
         return self._forward(inputs)
+
+    @torch.inference_mode()
+    def capture_decodes(self, sizes: Sequence[int], max_model_len: int, capture: Capture) -> None:
+        """Run decode steps as graphs from now on: see :class:`DecodeGraphs`. The backend must be
+        ``capturable``."""
+        self._graphs = DecodeGraphs(
+            self._hidden,
+            sizes,
+            block_size=self.pool.block_size,
+            max_model_len=max_model_len,
+            hidden_size=self.model.config.hidden_size,
+            dtype=self.model.dtype,
+            device=self.pool.device,
+            capture=capture,
+        )
 
     def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """Overwrite blocks that no one holds, so that whoever still reads them shows it."""
@@ -87,8 +109,12 @@ class TorchExecutor:
         # All keys and values of the step are in the cache before any query reads it.
         def attend(layer: int, heads: Tensor, rotary: Rotary | None) -> Tensor:
             k_cache, v_cache = self.pool.k_cache[layer], self.pool.v_cache[layer]
-            q, k, v = split_heads(heads, config, rotary)
-            backend.write(k, v, k_cache, v_cache, batch)
+            if rotary is not None and self._rotate_and_write is not None:
+                q, k, v = split_heads(heads, config, None)
+                q = self._rotate_and_write(q, k, v, *rotary, k_cache, v_cache, batch)
+            else:
+                q, k, v = split_heads(heads, config, rotary)
+                backend.write(k, v, k_cache, v_cache, batch)
             return backend.attend(q, k_cache, v_cache, batch, self._scale)
 
         return attend

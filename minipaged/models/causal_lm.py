@@ -66,6 +66,11 @@ class CausalLM(nn.Module):
         """``tokens, positions: [T]`` int64 -> the final hidden states ``[T, hidden]``."""
         raise NotImplementedError
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that it computes in."""
+        return next(self.parameters()).dtype
+
     def logits(self, hidden: Tensor) -> Tensor:
         """``[R, hidden]``, rows of what :meth:`forward` gave -> ``[R, vocab]`` float32."""
         return self.lm_head(hidden).float()  # type: ignore[no-any-return]
