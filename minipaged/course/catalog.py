@@ -195,6 +195,10 @@ class Stage:
     def points(self) -> int:
         return sum(check.points for check in self.checks())
 
+    @property
+    def gpu_points(self) -> int:
+        return sum(check.points for check in self.gpu)
+
     def checks(self) -> Iterator[Check]:
         """All checks that can be made here, in the order of the score card."""
         for task in self.tasks:

@@ -20,6 +20,11 @@ def has_cuda_device(devices: Path = Path("/dev")) -> bool:
     return not hidden and any(any(devices.glob(name)) for name in _FILES)
 
 
+def compiles_for_device() -> bool:
+    """Does Triton compile kernels for a GPU in this process, and not interpret them?"""
+    return has_cuda_device() and os.environ.get("TRITON_INTERPRET", "0") in ("", "0")
+
+
 def triton_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What Triton must find in the environment when it is imported, and does not find there: where
     there is no GPU, ``TRITON_INTERPRET=1``.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from rich.console import Console
 from minipaged.course.answers import known_seeds
 from minipaged.course.catalog import Check, Course, Stage, load_course
 from minipaged.course.counterexample import is_started, judge_trace, what_is_wrong
-from minipaged.course.judge.run import Judged, judge_rounds
+from minipaged.course.device import has_cuda_device
+from minipaged.course.judge.libraries import missing_triton
+from minipaged.course.judge.on_device import judge_on_device
+from minipaged.course.judge.run import CheckResult, Judged, judge_rounds
 from minipaged.course.next_step import after_grading, from_record, is_done
 from minipaged.course.progress import last_scores, record_score
 from minipaged.course.reports import classroom50, gradescope, junit
@@ -55,6 +59,7 @@ def grade_stage(
     only: Collection[str] | None = None,
     user: str | None = "auto",
     run_judge: Callable[..., list[Judged]] = judge_rounds,
+    run_on_device: Callable[[], Judged] | None = None,
 ) -> StageScore:
     """Grade one stage.
 
@@ -63,6 +68,7 @@ def grade_stage(
         only: the names of the checks that may run; None for all.
         user: whom the submission runs as, as :func:`~minipaged.course.judge.run.judge` says.
         run_judge: what judges; the judge, but in tests.
+        run_on_device: what judges the GPU checks; None where they stay pending.
     """
     began = time.monotonic()
     trace = trace_path(course, submission)
@@ -70,11 +76,14 @@ def grade_stage(
     wanted = runnable(stage, submission, started)
     wanted = [name for name in wanted if only is None or name in only]
     seeds = (0, _fresh_seed(course, stage)) if seed is None else (seed,)
-    rounds = (
-        run_judge(course, stage, submission, seeds=seeds, checks=wanted, user=user)
-        if wanted
-        else []
-    )
+    missing = missing_triton(stage)
+    if missing:
+        lost = {name: CheckResult(name, "not run", missing) for name in wanted}
+        rounds = [Judged(stage.number, seeds[0], lost, missing)]
+    elif wanted:
+        rounds = run_judge(course, stage, submission, seeds=seeds, checks=wanted, user=user)
+    else:
+        rounds = []
     mutant = diagnose(course, stage, rounds[0]) if rounds else None
     result = score(
         stage,
@@ -82,6 +91,7 @@ def grade_stage(
         rounds,
         trace_started=started,
         diagnosis=mutant.misconception if mutant else "",
+        on_device=run_on_device() if run_on_device and rounds and only is None else None,
         seconds=time.monotonic() - began,
     )
     return _with_finding(course, result)
@@ -262,7 +272,16 @@ def _graded(
             seed=args.seed,
             only=only,
             user=None if args.keep_user else "auto",
+            run_on_device=_on_device(course, stage, impl, args.seed or 0),
         )
+
+
+def _on_device(course: Course, stage: Stage, impl: str, seed: int) -> Callable[[], Judged] | None:
+    """What judges the GPU checks, if there is a GPU. They run without the judge's walls, so only
+    the user's own files, and those of this checkout, are run by them."""
+    if stage.gpu and impl in ("mine", "solutions", "ref") and has_cuda_device():
+        return partial(judge_on_device, course, stage, impl, seed)
+    return None
 
 
 def _show_progress(course: Course) -> int:

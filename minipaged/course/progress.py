@@ -25,6 +25,7 @@ class ScoreRecord:
         best: the most that it has earned so far.
         tasks: points of each task by its id; those of ``"robustness"`` and ``"counterexample"``.
         digest: of what was graded, as :func:`digest_of` gives it.
+        gpu: points of the checks that take a GPU; None where they are pending.
     """
 
     points: int
@@ -33,6 +34,7 @@ class ScoreRecord:
     best: int
     tasks: Mapping[str, int]
     digest: str = ""
+    gpu: int | None = None
 
     @property
     def dropped(self) -> bool:
@@ -64,6 +66,7 @@ def _record(row: Any) -> ScoreRecord | None:
     try:
         record = ScoreRecord(**{**row, "date": date.fromisoformat(row["date"])})
         numbers = [record.points, record.total, record.best, *record.tasks.values()]
+        numbers += [] if record.gpu is None else [record.gpu]
     except (TypeError, ValueError, KeyError, AttributeError):
         return None
     return record if all(type(number) is int for number in numbers) else None
@@ -83,7 +86,8 @@ def record_score(root: Path, score: StageScore, today: date) -> ScoreRecord:
         tasks["counterexample"] = score.counterexample.points
     best = max(score.points, before.best if before else 0)
     digest = digest_of(score.submission)
-    record = ScoreRecord(score.points, score.total, today, best, tasks, digest)
+    gpu = score.gpu_earned if score.gpu_earned is not None else before.gpu if before else None
+    record = ScoreRecord(score.points, score.total, today, best, tasks, digest, gpu)
     records[score.stage.number] = record
     rows = {n: {**asdict(r), "date": r.date.isoformat()} for n, r in sorted(records.items())}
     path = root / FILE

@@ -21,7 +21,7 @@ def gradescope(scores: Sequence[StageScore]) -> dict[str, Any]:
 
     One test a check, named after its task; ``score`` is the sum of their scores. What the
     autograder itself prints stays hidden from students, and so does all that would tell how an
-    instructor's own checks went.
+    instructor's own checks went. GPU points stand apart, in ``extra_data`` and in the text.
     """
     return {
         "score": sum(score.points for score in scores),
@@ -29,6 +29,7 @@ def gradescope(scores: Sequence[StageScore]) -> dict[str, Any]:
         "output_format": "text",
         "execution_time": round(sum(score.seconds for score in scores), 1),
         "stdout_visibility": "hidden",
+        "extra_data": {"gpu": [_apart(score) for score in scores if score.gpu]},
         "tests": [
             {
                 "name": name,
@@ -53,7 +54,9 @@ def junit(scores: Sequence[StageScore]) -> str:
     """
     root = ET.Element("testsuites", name="minipaged")
     for score in scores:
-        cases = list(_named(score))
+        key = score.stage.key
+        apart = [(f"{key}.gpu", f"{key} GPU: {check.check.title}", check) for check in score.gpu]
+        cases = [*_named(score), *apart]
         failed = [check for _, _, check in cases if check.status in ("failed", "not run")]
         skipped = [c for _, _, c in cases if c.status != "passed" and c not in failed]
         suite = ET.SubElement(
@@ -122,6 +125,17 @@ def _groups(stage: Stage) -> Iterator[tuple[str, list[Check]]]:
         yield f"{stage.key} counterexample", [stage.counterexample_check]
 
 
+def _apart(score: StageScore) -> dict[str, Any]:
+    """A stage's GPU points: none of them is in its score, or in what that is out of."""
+    return {
+        "stage": score.stage.key,
+        "points": score.gpu_earned or 0,
+        "pending": sum(check.total for check in score.gpu if check.status == "pending"),
+        "max_points": sum(check.total for check in score.gpu),
+        "checks": {check.check.name: check.status for check in score.gpu},
+    }
+
+
 def _declared(name: str, stage: Stage, checks: Sequence[Check]) -> dict[str, Any]:
     # Each command starts in a shell of its own: no environment is active there.
     wanted = " ".join(f"--check {check.name}" for check in checks)
@@ -165,7 +179,7 @@ def _summary(score: StageScore) -> str:
     points, total = sum(check.points for check in shown), sum(check.total for check in shown)
     lines = [f"{stage.heading}, {stage.title}: {points} of {total} points"]
     lines += [f"{t.task.id} {t.task.title}: {t.points} of {t.total}" for t in score.tasks]
-    lines += [text for text in (score.note, score.diagnosis) if text]
+    lines += [text for text in (score.gpu_points, score.note, score.diagnosis) if text]
     return "\n".join(lines)
 
 

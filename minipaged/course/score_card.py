@@ -17,7 +17,7 @@ from rich.text import Text
 from minipaged.course.catalog import Checkpoint, Course, Stage
 from minipaged.course.next_step import NextStep, program
 from minipaged.course.progress import ScoreRecord
-from minipaged.course.scores import CheckScore, StageScore
+from minipaged.course.scores import CheckScore, StageScore, points_on_gpu
 
 WIDTH = 100
 #: Failures that are shown with the calls that led there; the rest are told in their message alone.
@@ -55,6 +55,8 @@ def show_stage(console: Console, score: StageScore, record: ScoreRecord | None =
     put(console, _heading(console, score, record))
     put(console, _points(score))
     put(console, Padding(_sums(score), (1, 0, 0, 2)))
+    if score.gpu:
+        put(console, _on_gpu(score))
     for number, checks in enumerate(_alike(score)):
         put(console, _failure(score, checks, in_full=number < IN_FULL))
     broken = dict.fromkeys(c.message for c in score.checks if c.status == "broken")
@@ -94,10 +96,11 @@ def _heading(console: Console, score: StageScore, record: ScoreRecord | None) ->
         right = Text(f"was {record.best}, now {score.points} of {score.total} points", "yellow")
     else:
         right = Text(f"{score.points} of {score.total} points", "green" if score.whole else "bold")
-    line = Table.grid(expand=True)
+    line = Table.grid(expand=True, padding=(0, 0, 0, 2))
     line.add_column()
     line.add_column(justify="right")
-    line.add_row(left, right)
+    line.add_column()
+    line.add_row(left, right, Text(score.gpu_points, "dim"))
     return Group(line, Text("─" * console.width, "dim"))
 
 
@@ -105,11 +108,16 @@ def _name(stage: Stage) -> tuple[str, str]:
     return stage.heading, "bold"
 
 
-def _points(score: StageScore) -> Table:
+def _rows() -> Table:
     table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(width=5)
     table.add_column(ratio=1, overflow="fold")
     table.add_column(justify="right", width=7)
+    return table
+
+
+def _points(score: StageScore) -> Table:
+    table = _rows()
     for task in score.tasks:
         state = _STATES.get(task.state, task.state)
         _add_title(table, task.task.id, task.task.title, state, task.points, task.total)
@@ -127,6 +135,26 @@ def _points(score: StageScore) -> Table:
         if check.status in ("passed", "sent in") and check.message:
             table.add_row("", Text(check.message, "dim"))
     return table
+
+
+def _on_gpu(score: StageScore) -> RenderableType:
+    """The GPU checks, which stand apart: none of their points is in the stage's total."""
+    pending = all(check.status == "pending" for check in score.gpu)
+    said = (
+        "pending: they count once they have run on a GPU"
+        if pending
+        else "on this machine's GPU, in a plain process of your own"
+    )
+    table = _rows()
+    table.add_row("", Text.assemble(("GPU", "bold"), (f"  {said}", "dim")))
+    for check in score.gpu:
+        _add_check(table, check)
+    told = [
+        _failure(score, [check], in_full=True)
+        for check in score.gpu
+        if check.status in ("failed", "not run")
+    ]
+    return Padding(Group(table, *told), (1, 0, 0, 0))
 
 
 def _add_title(table: Table, number: str, title: str, word: str, points: int, total: int) -> None:
@@ -237,15 +265,26 @@ def show_total(console: Console, scores: Sequence[StageScore]) -> None:
         (f"{earned} of {total} points", "green" if earned == total else "bold"),
         (f"   {robust} of {of} of them robustness", "dim"),
     )
+    if apart := _gpu_total([score.gpu for score in scores]):
+        text.append(f"   {apart}", "dim")
     put(console, text)
     put(console, Text())
+
+
+def _gpu_total(stages: Sequence[Sequence[CheckScore]]) -> str:
+    """``GPU: 7 of 10, 20 pending``."""
+    checks = [check for stage in stages for check in stage]
+    pending = sum(check.total for check in checks if check.status == "pending")
+    earned, total = _sum([check for check in checks if check.status != "pending"])
+    words = [f"{earned} of {total}"] * bool(total) + [f"{pending} pending"] * bool(pending)
+    return f"GPU: {', '.join(words)}" if words else ""
 
 
 def show_progress(console: Console, course: Course, records: dict[str, ScoreRecord]) -> None:
     """A line a stage: its points and when it was last graded."""
     put(console, Text(course.title, "bold"))
     table = Table.grid(padding=(0, 2))
-    for column in range(5):
+    for column in range(6):
         table.add_column(justify="right" if column == 2 else "left")
     for stage in course.units:
         record = records.get(stage.number)
@@ -262,6 +301,7 @@ def show_progress(console: Console, course: Course, records: dict[str, ScoreReco
             stage.title,
             Text(points, "green" if whole else ""),
             Text(word, "dim"),
+            Text(points_on_gpu(stage.gpu_points, record.gpu if record else None), "dim"),
             Text(drop, "yellow"),
         )
     put(console, table)

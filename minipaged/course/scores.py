@@ -30,6 +30,7 @@ Status = Literal[
     "parent taken",
     "waiting",
     "sent in",
+    "pending",
 ]
 _ABSENT: Mapping[TaskState, Status] = {
     "ready": "not run",
@@ -97,6 +98,7 @@ class StageScore:
         note: what kept the judge from its work, if anything did: then there is no verdict.
         seconds: that grading took.
         diagnosis: what the submission seems to believe, if it fails as a known mutant does.
+        gpu: checks that take a GPU: pending where there was none. Their points are counted apart.
     """
 
     stage: Stage
@@ -108,6 +110,19 @@ class StageScore:
     note: str = ""
     seconds: float = 0.0
     diagnosis: str = ""
+    gpu: tuple[CheckScore, ...] = ()
+
+    @property
+    def gpu_points(self) -> str:
+        """``GPU: 10 pending`` or ``GPU: 7 of 10``; empty for a stage that has none."""
+        return points_on_gpu(sum(check.total for check in self.gpu), self.gpu_earned)
+
+    @property
+    def gpu_earned(self) -> int | None:
+        """Points of the checks that take a GPU; None while they are pending."""
+        if all(check.status == "pending" for check in self.gpu):
+            return None
+        return sum(check.points for check in self.gpu)
 
     @property
     def checks(self) -> list[CheckScore]:
@@ -153,12 +168,14 @@ def score(
     trace_started: bool,
     diagnosis: str = "",
     seconds: float = 0.0,
+    on_device: Judged | None = None,
 ) -> StageScore:
     """Points from rounds of grading.
 
     Args:
         rounds: the first ran all that could be run, each later one what had passed until then.
             A check must pass in all of them.
+        on_device: the round of the GPU checks; None where there is no GPU.
     """
     asked = set(runnable(stage, submission, trace_started))
     tasks = []
@@ -193,7 +210,22 @@ def score(
         note=next((judged.note for judged in rounds if judged.note), ""),
         seconds=seconds,
         diagnosis=diagnosis,
+        gpu=tuple(
+            CheckScore(check, "pending") if on_device is None else _check(stage, check, [on_device])
+            for check in stage.gpu
+        ),
     )
+
+
+def points_on_gpu(total: int, points: int | None) -> str:
+    """The column of GPU points.
+
+    Args:
+        points: None where they are pending.
+    """
+    if not total:
+        return ""
+    return f"GPU: {total} pending" if points is None else f"GPU: {points} of {total}"
 
 
 def _check(stage: Stage, check: Check, rounds: Sequence[Judged]) -> CheckScore:

@@ -61,9 +61,6 @@ class Court:
 
     def judge(self, job: Mapping[str, Any], checks: list[str]) -> list[CheckResult]:
         """Run checks on one submission."""
-        import pytest
-
-        from minipaged.course.judge import plugin
         from minipaged.course.judge.examiner import Examiner
         from minipaged.course.judge.namespace import homes
 
@@ -82,25 +79,7 @@ class Court:
         if self._homes is None:
             self._homes = homes(self.course)
         examiner = Examiner(open_pen, self._homes, trace, checks, deadline, self._compiled.name)
-        folder = self.course.root / "tests" / self.stage.folder
-        code = pytest.main(
-            [
-                str(folder),
-                f"--rootdir={self.course.root}",
-                f"--seed={job['seed']}",
-                f"-c{os.devnull}",
-                "--noconftest",
-                "--continue-on-collection-errors",
-                "-pno:cacheprovider",
-                "-pno:terminal",
-                "-pno:unraisableexception",  # they collect garbage, which takes as long as a test
-                "-pno:threadexception",
-                "-s",
-            ],
-            plugins=[plugin, examiner],
-        )
-        if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
-            raise RuntimeError(f"pytest could not run the grader's tests: {code!r}")
+        examiner.run(self.course, self.stage, f"--seed={job['seed']}")
         return examiner.results()
 
     def parent(self, trusted: bool, libraries: Libraries) -> WarmParent:

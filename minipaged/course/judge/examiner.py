@@ -3,6 +3,7 @@ each went."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from minipaged.course.catalog import Course, Part, Stage
+from minipaged.course.judge import plugin
 from minipaged.course.judge.libraries import Libraries
 from minipaged.course.judge.namespace import PartsNamespace
 from minipaged.course.judge.pen import Ended, Pen
@@ -55,7 +57,7 @@ class Examiner:
 
     def __init__(
         self,
-        open_pen: Callable[..., Pen],
+        open_pen: Callable[..., Pen] | None,
         known: dict[str, tuple[Stage, Part]],
         trace: Path | None,
         checks: Sequence[str],
@@ -64,7 +66,8 @@ class Examiner:
     ) -> None:
         """
         Args:
-            open_pen: starts a worker with the submission, with other libraries if it is told.
+            open_pen: starts a worker with the submission, with other libraries if it is told;
+                None: the submission runs in this process.
             known: public name -> where it belongs, as :func:`~.namespace.homes` gives it.
             trace: the submission's counterexample.
             checks: those to run, in order.
@@ -78,6 +81,28 @@ class Examiner:
         self.unreadable = ""
         self._case = _Case()
 
+    def run(self, course: Course, stage: Stage, *options: str) -> None:
+        """Run pytest on a stage's graded tests, and on nothing else of this machine's.
+
+        Raises:
+            RuntimeError: pytest could not.
+        """
+        fixed = [
+            f"--rootdir={course.root}",
+            f"-c{os.devnull}",
+            "--noconftest",
+            "--continue-on-collection-errors",
+            "-pno:cacheprovider",
+            "-pno:terminal",
+            "-pno:unraisableexception",  # they collect garbage, which takes as long as a test
+            "-pno:threadexception",
+            "-s",
+        ]
+        folder = str(course.root / "tests" / stage.folder)
+        code = pytest.main([folder, *fixed, *options], plugins=[plugin, self])
+        if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+            raise RuntimeError(f"pytest could not run the grader's tests: {code!r}")
+
     def results(self) -> list[CheckResult]:
         """One for each wanted check. Without a test that ran, none has passed."""
         lost = self.unreadable or "no test of the grader has this name"
@@ -88,7 +113,8 @@ class Examiner:
 
     # ---------------------------------------------------------------- hooks
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[OPEN_RIG] = self._open_rig
+        if self.open_pen is not None:
+            config.stash[OPEN_RIG] = self._open_rig
         sys.pycache_prefix = self.compiled
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -160,6 +186,7 @@ class Examiner:
             self._close(client)
 
     def _new_client(self, *libraries: Libraries) -> Client:
+        assert self.open_pen is not None
         client = Client(self.open_pen(*libraries))
         self._case.clients.append(client)
         return client

@@ -4,7 +4,6 @@ be. It trusts the submission; no score comes from here."""
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from minipaged.course.catalog import Checkpoint, Course, Part, Stage
-from minipaged.course.device import has_cuda_device
+from minipaged.course.device import compiles_for_device
 from minipaged.course.judge.compiling import compile_apart
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.libraries import missing_triton
@@ -81,8 +80,7 @@ class _Lab(Lab):
 
 def _device(stage: Stage) -> str:
     """Where tensors live: on the GPU where kernels are compiled for it."""
-    compiled = stage.triton and not os.environ.get("TRITON_INTERPRET") and has_cuda_device()
-    return "cuda" if compiled else "cpu"
+    return "cuda" if stage.triton and compiles_for_device() else "cpu"
 
 
 def _load(file: PartFile) -> ModuleType:

@@ -43,6 +43,36 @@ def traffic(call: Call) -> dict[str, dict[str, int]]:
     }
 
 
+def milliseconds(call: Call) -> float:
+    """The median of many calls on a GPU. The caches are emptied between them.
+
+    Raises:
+        CourseError: there is no GPU to measure.
+    """
+    import torch
+    from triton.testing import do_bench
+
+    if _is_interpreted() or not torch.cuda.is_available():
+        raise CourseError("nothing is measured without a GPU: the interpreter's time means nothing")
+    function, args, kwargs = call
+    return float(do_bench(lambda: function(*args, **kwargs), return_mode="median"))
+
+
+def copy_bandwidth(size: int) -> float:
+    """Bytes a second that a GPU reads and writes when it copies ``size`` bytes.
+
+    Raises:
+        CourseError: there is no GPU to measure.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CourseError("nothing is measured without a GPU: the interpreter's time means nothing")
+    source = torch.empty(size, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * size / (milliseconds((target.copy_, (source,), {})) * 1e-3)
+
+
 def ptx(
     function: Callable[..., Any], arguments: Mapping[str, Any], arch: str, version: int
 ) -> list[dict[str, Any]]:

@@ -95,6 +95,18 @@ class Lab:
 
         return traffic((function, args, kwargs))
 
+    def milliseconds(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
+        """On a GPU: what a call takes, the median of many, each with cold caches."""
+        from minipaged.course.judge.kernel_lab import milliseconds
+
+        return milliseconds((function, args, kwargs))
+
+    def copy_bandwidth(self, size: int = 1 << 28) -> float:
+        """On a GPU: bytes a second, read and written, that a copy of so many bytes reaches."""
+        from minipaged.course.judge.kernel_lab import copy_bandwidth
+
+        return copy_bandwidth(size)
+
     def ptx(
         self, function: Callable[..., Any], arguments: Mapping[str, Any], arch: str, version: int
     ) -> list[dict[str, Any]]:

@@ -21,11 +21,13 @@ import pytest
 from minipaged.course.answers import FILE as ANSWERS
 from minipaged.course.answers import ReferenceAnswers
 from minipaged.course.catalog import Course, Stage, find_root, load_course
+from minipaged.course.device import compiles_for_device
 from minipaged.course.judge.auditing import Auditor
 from minipaged.course.judge.rig import OpenRig, Rig
 from minipaged.errors import CourseError
 
 OPEN_RIG = pytest.StashKey[OpenRig]()
+_NO_GPU = pytest.mark.skip(reason="needs a GPU, and kernels that are compiled for it")
 _STAGES = pytest.StashKey[dict[Path, tuple[Course, Stage]]]()
 
 
@@ -59,7 +61,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _, stage = _graded_in(config, folder)
         except CourseError:
             continue  # tests of something else
-        order = {f"test_{check.name}": i for i, check in enumerate(stage.checks())}
+        checks = [*stage.checks(), *stage.gpu]
+        order = {f"test_{check.name}": i for i, check in enumerate(checks)}
+        on_gpu = {f"test_{check.name}" for check in stage.gpu}
+        if on_gpu and not compiles_for_device():
+            for i in here:
+                if getattr(items[i], "originalname", items[i].name) in on_gpu:
+                    items[i].add_marker(_NO_GPU)
         found = [items[i] for i in here]
         found.sort(key=lambda item: order.get(getattr(item, "originalname", item.name), len(order)))
         for i, item in zip(here, found):
