@@ -154,14 +154,10 @@ def default_num_blocks(
     block_size: int,
     *,
     dtype: torch.dtype,
-    device: torch.device | str,
-    utilization: float = 0.90,
+    device: torch.device | str = "cpu",
 ) -> int:
-    """Blocks of a pool whose size the user leaves open; call it when the model is loaded.
-
-    Args:
-        utilization: share of a GPU's memory that the engine may use for everything; without a
-            GPU it does not count: a pool takes a quarter of the free memory, at most 4 GiB.
+    """Blocks of a pool in main memory whose size the user leaves open: a quarter of what is free,
+    at most 4 GiB. Call it when the model is loaded.
 
     Returns:
         At least 1.
@@ -169,14 +165,21 @@ def default_num_blocks(
     Raises:
         PoolMemoryError: there is no room for a single block.
     """
-    device = torch.device(device)
-    block_bytes = kv_bytes_per_block(config, dtype.itemsize, block_size)
     free = available_memory(device)
-    if device.type == "cuda":
-        _, total = torch.cuda.mem_get_info(device)
-        budget = free - int(total * (1 - utilization))
-    else:
-        budget = min(int(free * CPU_POOL_SHARE), CPU_POOL_BYTES)
+    budget = min(int(free * CPU_POOL_SHARE), CPU_POOL_BYTES)
+    block_bytes = kv_bytes_per_block(config, dtype.itemsize, block_size)
+    return blocks_within(budget, block_bytes, free, device)
+
+
+def blocks_within(budget: int, block_bytes: int, free: int, device: torch.device | str) -> int:
+    """Blocks that fit into ``budget`` bytes, at least 1.
+
+    Args:
+        free: bytes that are free on the device, for the message.
+
+    Raises:
+        PoolMemoryError: not one fits.
+    """
     blocks = blocks_that_fit(budget, block_bytes)
     if blocks < 1:
         raise PoolMemoryError(

@@ -145,7 +145,7 @@ def test_the_default_pool_is_a_quarter_of_what_is_free_and_at_most_4_gib(monkeyp
     def blocks(free):
         monkeypatch.setattr(pool_module, "_machine_memory_left", lambda: free)
         monkeypatch.setattr(pool_module, "_container_memory_left", lambda: None)
-        return default_num_blocks(CONFIG, 4, dtype=torch.float32, device="cpu")
+        return default_num_blocks(CONFIG, 4, dtype=torch.float32)
 
     assert blocks(400 * BLOCK_BYTES) == 100
     assert blocks(100 << 30) == (4 << 30) // BLOCK_BYTES
