@@ -18,6 +18,10 @@ COMMANDS = {
     "generate": ("minipaged.generate", "continue prompts, or answer them"),
     "demo": ("minipaged.demo", "sixteen requests share one paged pool, live in the terminal"),
     "bench": ("minipaged.bench", "measure speed and memory against peers and floors"),
+    "kernels": (
+        "minipaged.bench.kernel_commands",
+        "audit the kernels without a GPU; time them on one",
+    ),
     "grade": ("minipaged.course.grade", "points for your exercises, and what to do next"),
     "sync": ("minipaged.course.sync", "write the exercises; bring newer ones into your work"),
     "hint": ("minipaged.course.hint", "a question that helps with a task, then a pointer"),

@@ -26,8 +26,6 @@ def main(argv: Sequence[str]) -> None:
                 "case": name,
                 "ptx": dataclasses.asdict(to_ptx(launch, int(version))),
                 "source": inspect.getsourcefile(launch.kernel.fn),
-                "grid": launch.grid,
-                "num_stages": launch.options.num_stages,
             }
             print(json.dumps(row), flush=True)
 

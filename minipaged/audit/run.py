@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minipaged.audit.cases import CASES, REQUIRED, Case
+from minipaged.audit.cases import CASES, Case
 from minipaged.audit.compiler import AuditError, Ptx, capability_of
 from minipaged.audit.report import Report, audit_ptx
 from minipaged.audit.thresholds import Thresholds, check
@@ -44,8 +44,7 @@ def audit(
     """Compile, read and check kernels.
 
     Args:
-        arch: what claims of occupancy, tensor cores and load widths are checked for is sm_80;
-            on others only spills are.
+        arch: all claims are made for sm_80; on others only spills are faults.
         cases: in any order; the result has theirs.
         processes: children that compile at a time.
 
@@ -65,12 +64,9 @@ def _audit(arch: str, version: int, cases: Sequence[Case]) -> Iterator[Audited]:
     for row in _compile(arch, version, cases):
         source = Path(row["source"]).read_text(encoding="utf-8")
         report = audit_ptx(Ptx(**row["ptx"]), source, arch)
-        required = REQUIRED.get(report.kernel) if arch == REQUIRED_ON else None
-        yield Audited(
-            Case(*row["case"].split(":")),
-            report,
-            tuple(check(report, required or Thresholds())),
-        )
+        case = Case(*row["case"].split(":"))
+        required = case.required(report.kernel) if arch == REQUIRED_ON else Thresholds()
+        yield Audited(case, report, tuple(check(report, required)))
 
 
 def _compile(arch: str, version: int, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
