@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,8 +30,10 @@ from typing import Any
 
 from minipaged.course.catalog import Course, Part, Stage, is_class_copy, load_course
 from minipaged.course.contract import differences
+from minipaged.course.device import triton_environment
 from minipaged.course.fault import StudentFile, explain, line_in
 from minipaged.course.files import place
+from minipaged.course.judge.libraries import missing_triton
 from minipaged.course.kernel_errors import chain_of, message_of
 from minipaged.course.source_module import run_as_module
 from minipaged.course.stubs import stub_in
@@ -96,7 +99,8 @@ def load_parts(
         spec: ``mine`` (this checkout's ``exercises``), ``solutions``, ``ref``, or a folder that
             is laid out as ``exercises``: all parts that are written there. Or
             ``block_table=mine,scheduler=ref``: these parts, and the reference's for the rest (the
-            student's own where this copy has no reference for one).
+            student's own where this copy has no reference for one). A stage's name stands for
+            all of its parts that are written, as in ``kernel=mine``.
         root: of the course; None: that of the working directory.
         only: the parts that matter here; the others' files are not even read. None: those that
             an engine is built from.
@@ -109,10 +113,10 @@ def load_parts(
     if spec == "ref" and not is_class_copy(root):
         return StudentParts()  # without the course: an installed package has none
     course = load_course(root)
-    wishes = _wishes(course, spec)
+    wishes, whole, spec_again = _wishes(course, spec)
     chosen: dict[str, Any] = {}
     notes: list[str] = []
-    fallbacks: list[str] = []
+    fallbacks: dict[str, list[str]] = {}
     absent: dict[str, str] = {}
     files: list[StudentFile] = []
     submissions: dict[tuple[str, str], Submission] = {}
@@ -122,6 +126,10 @@ def load_parts(
             raise CourseError(
                 f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
             )
+        if stage.triton and (missing := missing_triton(stage)):
+            if by_name:
+                raise CourseError(missing)
+            continue
         if name not in only if only is not None else not seats(part):
             if stage.closed:
                 chosen |= {field: _own(course, name, field) for field in seats(part)}
@@ -139,19 +147,26 @@ def load_parts(
                 absent[part.module] = _is_needed(stage, file, impl)
                 chosen |= dict.fromkeys(seats(part), _absent(absent[part.module]))
             else:
-                fallbacks.append(f"{name} ({_what_is_missing(stage, file)})")
+                what = f"{name} ({_what_is_missing(stage, file)})"
+                fallbacks.setdefault(impl, []).append(what)
             continue
         module = _load(part, file)
         chosen |= _fill(part, module)
         notes.append(f"parts: {name} {_whose(course, submission, file, impl)}")
         files.append(StudentFile(stage.key, file.path, module.__name__, part.module))
-    if fallbacks:
-        folder = place(impl_folder(course, spec) or course.root)
+    for stage in whole:
+        if not any(file.stage == stage.key for file in files):
+            names = ", ".join(part.name for part in stage.parts)
+            raise CourseError(
+                f"{stage.name} was asked for by name, and none of its parts is written: {names}"
+            )
+    for impl, parts in fallbacks.items():
+        folder = place(impl_folder(course, impl) or course.root)
         whose = "the reference's" if course.given is None else "those that were given"
-        notes.append(f"parts: not written in {folder}, so {whose}: {', '.join(fallbacks)}")
+        notes.append(f"parts: not written in {folder}, so {whose}: {', '.join(parts)}")
     return StudentParts(
         **chosen,
-        spec=_as_spec(wishes),
+        spec=spec_again,
         root=course.root,
         notes=tuple(notes),
         files=tuple(files),
@@ -195,42 +210,48 @@ Wishes = Mapping[str, tuple[str, bool]]
 """Part -> (implementation, was the part named?)"""
 
 
-def _wishes(course: Course, spec: str) -> Wishes:
+def _wishes(course: Course, spec: str) -> tuple[Wishes, list[Stage], str]:
+    """What is wished for each part; the stages that were named whole; and the spec again, for
+    another process, which may be in another folder."""
     if "=" not in spec or Path(spec).is_dir():
         impl = _absolute(spec)
-        return dict.fromkeys(course.parts, (impl, False))
-    wishes = dict.fromkeys(course.closed_parts, ("mine", False))
-    named: set[str] = set()
+        return dict.fromkeys(course.parts, (impl, False)), [], impl
+    of_stages = dict.fromkeys(course.closed_parts, ("mine", False))
+    of_parts: dict[str, tuple[str, bool]] = {}
+    stages = {stage.name: stage for stage in course.stages if stage.name not in course.parts}
+    named: dict[str, str] = {}
     for wish in spec.split(","):
         name, equals, impl = (word.strip() for word in wish.partition("="))
         if not (name and equals and impl):
             raise CourseError(
                 f"{wish!r} in {spec!r} is not PART=mine, PART=ref, PART=solutions or PART=FOLDER"
             )
-        if name not in course.parts:
-            raise CourseError(f"there is no part {name!r}: the parts are {', '.join(course.parts)}")
         if name in named:
             raise CourseError(f"{spec!r} says twice whose {name} to take")
-        named.add(name)
-        wishes[name] = (_absolute(impl), True)
-    return wishes
+        named[name] = _absolute(impl)
+        if name in course.parts:
+            of_parts[name] = (named[name], True)
+        elif name in stages:
+            of_stages |= {part.name: (named[name], False) for part in stages[name].parts}
+        else:
+            raise CourseError(
+                f"there is no part {name!r}: the parts are {', '.join(course.parts)}; "
+                f"{', '.join(stages)} are stages, which stand for all their parts"
+            )
+    whole = [stages[n] for n, impl in named.items() if n in stages and impl != "ref"]
+    again = ",".join(f"{name}={impl}" for name, impl in named.items())
+    return of_stages | of_parts, whole, again
 
 
 def _absolute(impl: str) -> str:
     return impl if impl in _NAMED else str(Path(impl).expanduser().resolve())
 
 
-def _as_spec(wishes: Wishes) -> str:
-    """The spec again: another process may be in another folder."""
-    named = [f"{name}={impl}" for name, (impl, by_name) in wishes.items() if by_name]
-    if named:
-        return ",".join(named)
-    return next(impl for impl, _ in wishes.values())
-
-
 # --------------------------------------------------------------------------- one part
 def _load(part: Part, file: PartFile) -> ModuleType:
     """The student's module, whose interface is the reference's."""
+    # Before Triton is imported, for a kernel: without a GPU it interprets them.
+    os.environ.update(triton_environment(os.environ))
     module = _module(part, file)
     wrong = differences(importlib.import_module(part.module), module)
     if wrong:
