@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from minipaged.contracts import Span
+from minipaged.device import to_device
 from minipaged.errors import InvariantError
 from minipaged.sequence import SequenceGroup, TokenLogprob
 
@@ -51,8 +52,8 @@ def _some_logprobs(
 ) -> Iterator[TokenLogprob]:
     logprobs = logits.log_softmax(dim=-1).nan_to_num_(MIN_LOGPROB, neginf=MIN_LOGPROB)
     logprobs.clamp_(min=MIN_LOGPROB)
-    index = torch.tensor(token_ids, device=logits.device)[:, None]
-    own = logprobs.gather(1, index)[:, 0].tolist()
+    (index,) = to_device([np.array(token_ids, np.int64)[:, None]], logits.device)
+    own = logprobs.gather(1, index)[:, 0].tolist()  # the token is known: it is no more waiting
     listed = logprobs[:, :vocab_size]
     top = listed.topk(min(max(counts), listed.shape[1]), dim=-1)
     values, ids = top.values.tolist(), top.indices.tolist()

@@ -4,6 +4,9 @@ differ in what they share; what they draw from is decided here).
 The order of operations is that of the field: logit bias; repetition, presence and frequency
 penalties; ``min_tokens``; temperature; top-k; top-p; min-p; then one draw. The tokenizer's size
 bounds them all: ids at or past it do not exist here.
+
+A step waits for the device once, for the token ids; with top-p it also asks whether it has seen
+enough of the likeliest tokens, when the device has nothing else left to do.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from minipaged.device import to_device
 from minipaged.sampling.uniforms import uniforms
 
 if TYPE_CHECKING:
@@ -124,8 +128,8 @@ class Sampler:
             if token < scores.shape[1]
         ]
         if stops:
-            index = torch.tensor(stops, device=scores.device)
-            scores[index[:, 0], index[:, 1]] = -torch.inf
+            at = _indices(*zip(*stops), device=scores.device)
+            scores.index_put_(at, scores.new_full((), -torch.inf))
 
     def stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
         """The ids that end a sequence of this request."""
@@ -150,24 +154,44 @@ class Sampler:
         work = logits.new_empty((len(rows), -(-vocab // _BLOCK) * _BLOCK))
         work[:, vocab:] = -torch.inf
         scores = work[:, :vocab]
-        scores.copy_(logits if len(index) == len(logits) else logits[index])
+        scores.copy_(_select(logits, index))
         self.adjust(scores, rows)
 
         peak, likeliest = scores.max(dim=-1)
-        tokens = torch.where(torch.isfinite(peak), likeliest, NO_TOKEN).tolist()
-        drawn = [[token] * len(row.siblings) for token, row in zip(tokens, rows)]
-        random = [
-            i for i, row in enumerate(rows) if row.params.temperature > 0 and tokens[i] != NO_TOKEN
-        ]
+        possible = torch.isfinite(peak)
+        tokens = torch.where(possible, likeliest, NO_TOKEN)  # [R]
+        random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
         if random:
-            if len(random) < len(rows):
-                work, peak = work[random], peak[random]
-            _draw(work, peak, [rows[i] for i in random], out=[drawn[i] for i in random])
-        return drawn
+            # Rows that nothing can be drawn from are drawn from too, and it does not count: to
+            # leave them out, the host would have to wait for them.
+            owner, drawn = _draw(
+                _select(work, random), _select(peak, random), [rows[i] for i in random]
+            )
+            drawn = torch.where(_select(possible, random)[owner], drawn, NO_TOKEN)
+            tokens = torch.cat((tokens, drawn))
+        found: list[int] = tokens.tolist()
+        position = len(rows)
+        result = [[token] * len(row.siblings) for token, row in zip(found, rows)]
+        for i in random:
+            end = position + len(rows[i].siblings)
+            result[i], position = found[position:end], end
+        return result
 
 
 def _num_output(row: SampleRow) -> int:
     return len(row.token_ids) - row.num_prompt_tokens
+
+
+def _indices(*numbers: Seq[int], device: torch.device) -> tuple[Tensor, ...]:
+    """int64 tensors for an index, in one transfer that the host does not wait for."""
+    return tuple(to_device([np.array(some, np.int64) for some in numbers], device))
+
+
+def _select(rows: Tensor, index: list[int]) -> Tensor:
+    """``rows[index]``, for distinct ascending indices."""
+    if len(index) == len(rows):
+        return rows
+    return rows.index_select(0, *_indices(index, device=rows.device))
 
 
 def _greedy(logits: Tensor) -> list[int]:
@@ -187,9 +211,9 @@ def _add_bias(scores: Tensor, rows: Seq[SampleRow]) -> None:
         if token < scores.shape[1]
     ]
     if entries:
-        row, token, bias = zip(*entries)
-        index = torch.tensor([row, token], device=scores.device)
-        scores[index[0], index[1]] += scores.new_tensor(bias)
+        row, token, bias = (np.array(column) for column in zip(*entries))
+        rows_at, tokens_at, biases = to_device((row, token, bias.astype(np.float32)), scores.device)
+        scores[rows_at, tokens_at] += biases
 
 
 def _penalize(scores: Tensor, rows: Seq[SampleRow]) -> None:
@@ -223,29 +247,45 @@ def _penalize(scores: Tensor, rows: Seq[SampleRow]) -> None:
 
     loss = option("frequency_penalty")[owner] * count
     loss += option("presence_penalty")[owner] * (count > 0)
-    device = scores.device
-    at = (torch.tensor(index, device=device)[torch.from_numpy(owner).to(device)],
-          torch.from_numpy(keys % vocab).to(device))  # fmt: skip
-    penalty = torch.from_numpy(option("repetition_penalty")[owner]).to(scores)
-    score = scores[at]
+    row, token, penalty, lost = to_device(
+        (
+            np.array(index, np.int64)[owner],
+            keys % vocab,
+            option("repetition_penalty")[owner].astype(np.float32),
+            loss.astype(np.float32),
+        ),
+        scores.device,
+    )
+    score = scores[row, token]
     score = torch.where(score > 0, score / penalty, score * penalty)
-    scores[at] = score - torch.from_numpy(loss).to(scores)
+    scores[row, token] = score - lost
 
 
 # --------------------------------------------------------------------------- the draw
-def _draw(work: Tensor, peak: Tensor, rows: list[SampleRow], out: list[list[int]]) -> None:
+def _draw(work: Tensor, peak: Tensor, rows: list[SampleRow]) -> tuple[Tensor, Tensor]:
     """Draw for every sibling of every row.
 
     Args:
-        work: ``[S, W]`` scores, each row with a finite maximum ``peak[s]``; overwritten.
-        out: for each row the list that takes its tokens.
+        work: ``[S, W]`` scores with maximum ``peak[s]``; overwritten. A row whose maximum is not
+            finite gives some id.
+
+    Returns:
+        ``[D]``, ``[D]`` int64: for each draw its row, ascending, and its token.
     """
-    options = torch.tensor(
-        [max(row.params.temperature, _MIN_TEMPERATURE) for row in rows]
-        + [row.params.top_p for row in rows]
-        + [row.params.min_p for row in rows],
-        device=work.device,
-    ).view(3, len(rows), 1)
+    owner = [s for s, row in enumerate(rows) for _ in row.siblings]
+    u = uniforms(
+        [rows[s].seed for s in owner],
+        [sibling for row in rows for sibling in row.siblings],
+        [_num_output(rows[s]) for s in owner],
+    )
+    wishes = [
+        [max(row.params.temperature, _MIN_TEMPERATURE) for row in rows],
+        [row.params.top_p for row in rows],
+        [row.params.min_p for row in rows],
+    ]
+    options, owners, shares = to_device(
+        (np.array(wishes, np.float32)[..., None], np.array(owner), u), work.device
+    )
     # Relative to the maximum, neither a tiny temperature nor a large logit can overflow; and
     # every rule below is free of scale, so probabilities need not be normalized.
     likelihood = work.sub_(peak[:, None]).div_(options[0]).exp_()  # [S, W], maximum 1
@@ -253,20 +293,7 @@ def _draw(work: Tensor, peak: Tensor, rows: list[SampleRow], out: list[list[int]
     _keep_top_p(likelihood, [row.params.top_p for row in rows], options[1, :, 0])
     if any(row.params.min_p for row in rows):
         likelihood.masked_fill_(likelihood < options[2], 0.0)
-
-    owner = [s for s, row in enumerate(rows) for _ in row.siblings]
-    u = uniforms(
-        [rows[s].seed for s in owner],
-        [sibling for row in rows for sibling in row.siblings],
-        [_num_output(rows[s]) for s in owner],
-    )
-    drawn = invert_cdf(
-        likelihood, torch.tensor(owner, device=work.device), torch.from_numpy(u).to(work.device)
-    ).tolist()
-    position = 0
-    for tokens in out:
-        tokens[:] = drawn[position : position + len(tokens)]
-        position += len(tokens)
+    return owners, invert_cdf(likelihood, owners, shares)
 
 
 def _keep_top_k(likelihood: Tensor, top_k: list[int]) -> None:
@@ -274,11 +301,11 @@ def _keep_top_k(likelihood: Tensor, top_k: list[int]) -> None:
     index = [s for s, k in enumerate(top_k) if 0 < k < likelihood.shape[1]]
     if not index:
         return
-    k = torch.tensor([top_k[s] for s in index], device=likelihood.device)
-    rows = likelihood if len(index) == len(likelihood) else likelihood[index]
-    largest = rows.topk(int(max(top_k[s] for s in index)), dim=-1).values  # [I, max k]
+    at, k = _indices(index, [top_k[s] for s in index], device=likelihood.device)
+    most = max(top_k[s] for s in index)
+    largest = _select(likelihood, index).topk(most, dim=-1).values  # [I, max k]
     least = likelihood.new_zeros(len(likelihood))
-    least[index] = largest.gather(1, k[:, None] - 1)[:, 0]
+    least[at] = largest.gather(1, k[:, None] - 1)[:, 0]
     likelihood.masked_fill_(likelihood < least[:, None], 0.0)
 
 
@@ -292,15 +319,18 @@ def _keep_top_p(likelihood: Tensor, top_p: list[float], limit: Tensor) -> None:
     width = likelihood.shape[1]
     # The nucleus is small as a rule, and a full sort is dear.
     for guess in (*(g for g in _NUCLEUS_GUESSES if g < width), width):
-        rows = likelihood if len(index) == len(likelihood) else likelihood[index]
+        (at,) = _indices(index, device=likelihood.device)
+        rows = _select(likelihood, index)
         largest = rows.topk(guess, dim=-1).values if guess < width else rows.sort(
             dim=-1, descending=True).values  # fmt: skip
         before = largest.double().cumsum(-1)  # [I, guess]
-        enough = ((before[:, -1] >= mass[index]) | (largest[:, -1] == 0)).tolist()
+        enough = (before[:, -1] >= mass[at]) | (largest[:, -1] == 0)
         before -= largest.double()
-        last = (before < mass[index][:, None]).sum(-1).clamp_(min=1) - 1
-        least[index] = largest.gather(1, last[:, None])[:, 0]
-        index = [s for s, done in zip(index, enough) if not done]
+        last = (before < mass[at][:, None]).sum(-1).clamp_(min=1) - 1
+        least[at] = largest.gather(1, last[:, None])[:, 0]
+        if guess >= width:
+            break
+        index = [s for s, done in zip(index, enough.tolist()) if not done]
         if not index:
             break
     likelihood.masked_fill_(likelihood < least[:, None], 0.0)
