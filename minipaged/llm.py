@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from minipaged.attention import AttentionKind, choose_attention
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.engine import Engine
 from minipaged.errors import RequestError
+from minipaged.executor.profile_run import CudaMemoryMeter, profiled_num_blocks
 from minipaged.executor.torch_executor import TorchExecutor
 from minipaged.kvcache.pool import KVPool, default_num_blocks
 from minipaged.kvcache.sizing import kv_bytes_per_block
@@ -60,6 +62,7 @@ class LLM:
         max_model_len: int | None = None,
         seed: int = 0,
         parts: Parts | None = None,
+        attention: str = "auto",
         check: bool = False,
         trace: TraceWriter | None = None,
     ) -> None:
@@ -74,6 +77,9 @@ class LLM:
             max_model_len: prompt plus output; None: what the model was trained for.
             seed: for requests that have none of their own.
             parts: whose parts the engine is built from; None: the reference's.
+            attention: ``reference`` (PyTorch), ``triton`` (kernels; on a CPU in Triton's
+                interpreter), or ``auto``: ``triton`` on a GPU where it can be used. With
+                ``triton`` the model's norms and gates are kernels too.
             check: verify the engine's invariants in every step.
 
         Raises:
@@ -98,10 +104,12 @@ class LLM:
         self.device = device
         self.seed = seed
         self.parts = parts or Parts()
-        self.cache_config = self._choose_pool(cache or CacheConfig())
-        self.engine = self.make_engine(
-            self.cache_config, scheduler or SchedulerConfig(), check=check, trace=trace
-        )
+        self.attention = self._choose_attention(attention)
+        if self.attention == "triton":
+            self.model.use_kernels()
+        scheduler = replace(scheduler or SchedulerConfig(), max_model_len=self.max_model_len)
+        self.cache_config = self._choose_pool(cache or CacheConfig(), scheduler)
+        self.engine = self.make_engine(self.cache_config, scheduler, check=check, trace=trace)
         self._ids = itertools.count()
         #: last outputs that nobody has taken yet
         self._ended: list[RequestOutput] = []
@@ -132,7 +140,7 @@ class LLM:
         return Engine(
             replace(scheduler, max_model_len=self.max_model_len),
             cache,
-            TorchExecutor(self.model, pool, self.parts.attention()),
+            TorchExecutor(self.model, pool, self.parts.make_attention(self.attention)),
             TorchSampling(
                 self.max_model_len,
                 vocab_size=self.tokenizer.vocab_size if self.tokenizer else None,
@@ -158,18 +166,36 @@ class LLM:
             )
         return asked
 
-    def _choose_pool(self, cache: CacheConfig) -> CacheConfig:
+    def _choose_attention(self, wish: str) -> AttentionKind:
+        """Settle which attention runs, and note it where it is not the obvious one."""
+        kind, note = choose_attention(wish, self.device, why_not_triton=self.parts.why_not_triton)
+        if note:
+            self.notes.append(note)
+        own = self.parts.own_kernels
+        if kind == "triton" and self.parts.decode_kernel in own:
+            self.notes.append(f"{self.parts.decode_kernel} computes the decodes")
+        if kind == "reference" and own:
+            self.notes.append(f"not in use: {', '.join(own)} (attention triton runs them)")
+        return kind
+
+    def _measure_pool(self, cache: CacheConfig, scheduler: SchedulerConfig) -> int:
+        """Blocks that there is memory for."""
+        if torch.device(self.device).type != "cuda":
+            return default_num_blocks(self.config, cache.block_size, dtype=self.dtype)
+        return profiled_num_blocks(
+            self.model,
+            self.parts.make_attention(self.attention),
+            cache,
+            scheduler,
+            CudaMemoryMeter(self.device),
+        )
+
+    def _choose_pool(self, cache: CacheConfig, scheduler: SchedulerConfig) -> CacheConfig:
         """Settle the sizes that ``cache`` leaves open."""
         block_bytes = kv_bytes_per_block(self.config, self.dtype.itemsize, cache.block_size)
         num_gpu = cache.num_gpu_blocks
         if num_gpu is None:
-            num_gpu = default_num_blocks(
-                self.config,
-                cache.block_size,
-                dtype=self.dtype,
-                device=self.device,
-                utilization=cache.gpu_memory_utilization,
-            )
+            num_gpu = self._measure_pool(cache, scheduler)
             self.notes.append(
                 f"KV pool: {num_gpu} blocks of {cache.block_size} tokens "
                 f"({num_gpu * block_bytes / 2**30:.1f} GiB)"

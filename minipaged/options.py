@@ -43,6 +43,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
     group.add_argument("--max-model-len", type=int, metavar="N", help="prompt plus output")
     group.add_argument("--seed", type=int, default=0, help="for requests without a seed")
+    group.add_argument(
+        "--attention",
+        choices=("auto", "reference", "triton"),
+        default="auto",
+        help="by PyTorch (reference) or by Triton kernels, which a CPU interprets; auto: triton on "
+        "a GPU (default: %(default)s)",
+    )
     add_parts_argument(parser)
     group = parser.add_argument_group("memory")
     group.add_argument("--block-size", type=int, default=cache.block_size, metavar="TOKENS")
@@ -121,6 +128,7 @@ def build_llm(
         max_model_len=args.max_model_len,
         seed=args.seed,
         parts=parts,
+        attention=args.attention,
         check=args.check,
         trace=trace,
     )
