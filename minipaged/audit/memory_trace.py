@@ -319,15 +319,18 @@ class _Hooks:
         # A pointer stays in the tensor that it came from, even where another lies next to it. Of
         # several tensors at one address, views of one memory, it may be any.
         candidates = [t for t in self.given.values() if not origin or t.address == origin.address]
-        left = addresses
+        left, found = addresses, []
         for tensor in candidates:
             offsets, inside = tensor.offsets_of(left)
-            if inside.any():
-                self.count(kind, tensor, offsets[inside])
-                left = left[~inside]
+            found.append((tensor, offsets[inside]))
+            left = left[~inside]
             if not left.size:
-                return
-        raise OutOfBounds(self.describe(kind, origin or self.nearest(left), left))
+                break
+        else:
+            raise OutOfBounds(self.describe(kind, origin or self.nearest(left), left))
+        for tensor, offsets in found:
+            if offsets.size:
+                self.count(kind, tensor, offsets)
 
     def count(self, kind: str, tensor: _Tensor, offsets: Ints) -> None:
         size = offsets.size * tensor.itemsize
