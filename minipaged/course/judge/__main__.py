@@ -31,6 +31,12 @@ _KERNELS = (
     "minipaged.audit.compiler",
     "minipaged.audit.memory_trace",
 )
+_KERNEL_ENGINE = (
+    "minipaged.attention.triton",
+    "minipaged.kernels.rms_norm",
+    "minipaged.kernels.rotary",
+    "minipaged.kernels.silu_mul",
+)
 _ENGINE = ("minipaged.course.judge.serving", "minipaged.sampling.text_stream")
 
 
@@ -110,7 +116,8 @@ class Court:
         """
         own = [p.module for _, p in self.course.closed_parts.values() if p not in self.stage.parts]
         serves = isinstance(self.stage, Checkpoint)
-        more = (*_LAB, *_KERNELS * self.stage.triton, *_ENGINE * serves)
+        kernels = (*_KERNELS, *_KERNEL_ENGINE * serves) * self.stage.triton
+        more = (*_LAB, *kernels, *_ENGINE * serves)
         return [
             "minipaged.errors",
             *(

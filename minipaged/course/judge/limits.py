@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minipaged.course.catalog import Stage
+from minipaged.course.catalog import Checkpoint, Stage
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class Limits:
     @classmethod
     def of(cls, stage: Stage) -> Limits:
         """For the graded tests of a stage: kernels are interpreted, which takes its time, or
-        compiled."""
-        return cls(cpu_seconds=15, call_seconds=60.0) if stage.triton else cls()
+        compiled; a checkpoint interprets those of every layer and step."""
+        if not stage.triton:
+            return cls()
+        return cls(cpu_seconds=60 if isinstance(stage, Checkpoint) else 15, call_seconds=90.0)
 
 
 def in_words(size: int) -> str:

@@ -33,6 +33,7 @@ def serve(
     block_size: int,
     num_gpu_blocks: int,
     num_cpu_blocks: int = 0,
+    attention: str = "reference",
     **settings: Any,
 ) -> dict[str, Any]:
     """Serve all requests, which arrive together.
@@ -42,6 +43,7 @@ def serve(
         parts: fields of :class:`minipaged.parts.Parts`; the reference's for the rest.
         model: ``stories`` (opt-stories), or ``hash``: an executor that hashes what the block
             tables lead to, so that one wrong block changes every later token.
+        attention: of ``stories``: ``reference``, or ``triton``, by the kernels among the parts.
         settings: fields of :class:`SchedulerConfig`.
 
     Returns:
@@ -56,7 +58,13 @@ def serve(
     scheduler = SchedulerConfig(**settings)
     chosen = Parts(**parts)
     if model == "stories":
-        engine = LLM(stories(), cache=cache_config, scheduler=scheduler, parts=chosen).engine
+        engine = LLM(
+            stories(),
+            cache=cache_config,
+            scheduler=scheduler,
+            parts=chosen,
+            attention=attention,
+        ).engine
     else:
         engine = Engine(
             scheduler,
