@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from types import CodeType
 from typing import Any
 
 from minipaged.course.catalog import COUNTEREXAMPLE, Counterexample, Course, Part, Stage
+from minipaged.course.device import triton_environment
 from minipaged.course.judge.lab import Lab
 from minipaged.course.judge.namespace import homes
 from minipaged.course.mutants import apply, find_mutant, reference_source
+from minipaged.course.source_module import code_of
 from minipaged.course.testing import state_of
 from minipaged.errors import CourseError
 
@@ -79,6 +82,8 @@ def judge_trace(course: Course, stage: Stage, path: Path) -> Verdict:
     asked = stage.counterexample
     if asked is None:
         raise CourseError(f"stage {stage.key} asks for no counterexample")
+    if stage.triton:
+        os.environ.update(triton_environment(os.environ))
     try:
         operations = _operations(asked, path)
         return _compare(operations, asked, *_sides(course, stage, asked))
@@ -288,7 +293,7 @@ def _execute(part: Part, source: str) -> dict[str, Any]:
     # Under the reference's own name, which dataclasses look up.
     importlib.import_module(part.module)
     values: dict[str, Any] = {"__name__": part.module}
-    exec(compile(source, f"<mutant of {part.name}>", "exec", dont_inherit=True), values)
+    exec(code_of(f"<mutant of {part.name}>", source), values)
     return values
 
 

@@ -72,6 +72,25 @@ class Lab:
         """A view of every second entry along an axis: what lies between them is not its own."""
         return tensor[(slice(None),) * axis + (slice(None, None, 2),)]
 
+    def spread(
+        self,
+        array: np.ndarray[Any, Any],
+        stride: int,
+        axis: int = 0,
+        dtype: str | None = None,
+    ) -> Any:
+        """A tensor that holds a copy of an array, of which two neighbors along an axis are
+        ``stride`` elements apart, as :func:`minipaged.course.judge.cache_lab.spread`."""
+        from minipaged.course.judge.cache_lab import spread
+
+        return spread(array, stride, axis, self.device, dtype)
+
+    def one_sequence(self, decode: Callable[..., Any], block_size: int) -> Any:
+        """A sequence of whole numbers: :class:`minipaged.course.judge.cache_lab.OneSequence`."""
+        from minipaged.course.judge.cache_lab import OneSequence
+
+        return OneSequence(decode, block_size)
+
     def fill(self, tensor: Any, value: float) -> None:
         """Overwrite all of a tensor, with NaN as well."""
         tensor.fill_(value)
