@@ -44,7 +44,7 @@ def _spills(report: Report) -> list[str]:
     return [
         f"{report.kernel} spills registers to memory: {report.spill_stores} stores (STL), "
         f"{report.spill_loads} loads (LDL), {report.stack_bytes} bytes of stack a thread; "
-        f"it uses {report.registers} of 255 registers"
+        f"it uses {report.registers} registers a thread"
     ]
 
 
