@@ -16,17 +16,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 
 from minipaged.attention import AttentionKind, choose_attention
 from minipaged.config import CacheConfig, SchedulerConfig
+from minipaged.device import choose_device
 from minipaged.engine import Engine
-from minipaged.errors import RequestError
+from minipaged.errors import ConfigError, RequestError
+from minipaged.executor.decode_graphs import CudaCapture, bucket_sizes
 from minipaged.executor.profile_run import CudaMemoryMeter, profiled_num_blocks
 from minipaged.executor.torch_executor import TorchExecutor
+from minipaged.kvcache.block_mover import BlockKernels
 from minipaged.kvcache.pool import KVPool, default_num_blocks
 from minipaged.kvcache.sizing import kv_bytes_per_block
 from minipaged.models.loader import LoadedModel, load_model
@@ -63,6 +66,7 @@ class LLM:
         seed: int = 0,
         parts: Parts | None = None,
         attention: str = "auto",
+        cuda_graphs: bool | Literal["auto"] = "auto",
         check: bool = False,
         trace: TraceWriter | None = None,
     ) -> None:
@@ -80,6 +84,7 @@ class LLM:
             attention: ``reference`` (PyTorch), ``triton`` (kernels; on a CPU in Triton's
                 interpreter), or ``auto``: ``triton`` on a GPU where it can be used. With
                 ``triton`` the model's norms and gates are kernels too.
+            cuda_graphs: run decode steps as CUDA graphs; ``auto``: on a GPU with ``triton``.
             check: verify the engine's invariants in every step.
 
         Raises:
@@ -90,8 +95,7 @@ class LLM:
             loaded = model
             device = str(next(loaded.model.parameters()).device)
         else:
-            if device == "auto":
-                device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = choose_device(device)
             loaded = load_model(model, dtype=dtype, device=device, revision=revision)
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
@@ -105,8 +109,8 @@ class LLM:
         self.seed = seed
         self.parts = parts or Parts()
         self.attention = self._choose_attention(attention)
-        if self.attention == "triton":
-            self.model.use_kernels()
+        self.model.use_kernels(self.attention == "triton")
+        self.cuda_graphs = self._choose_graphs(cuda_graphs)
         scheduler = replace(scheduler or SchedulerConfig(), max_model_len=self.max_model_len)
         self.cache_config = self._choose_pool(cache or CacheConfig(), scheduler)
         self.engine = self.make_engine(self.cache_config, scheduler, check=check, trace=trace)
@@ -136,11 +140,16 @@ class LLM:
             dtype=self.dtype,
             device=self.device,
             copy=self.parts.copy_blocks,
+            kernels=self._block_kernels(),
         )
+        executor = TorchExecutor(self.model, pool, self.parts.make_attention(self.attention))
+        if self.cuda_graphs:
+            sizes = bucket_sizes(scheduler.max_num_seqs)
+            executor.capture_decodes(sizes, self.max_model_len, CudaCapture())
         return Engine(
             replace(scheduler, max_model_len=self.max_model_len),
             cache,
-            TorchExecutor(self.model, pool, self.parts.make_attention(self.attention)),
+            executor,
             TorchSampling(
                 self.max_model_len,
                 vocab_size=self.tokenizer.vocab_size if self.tokenizer else None,
@@ -178,6 +187,21 @@ class LLM:
             self.notes.append(f"not in use: {', '.join(own)} (attention triton runs them)")
         return kind
 
+    def _choose_graphs(self, wish: bool | Literal["auto"]) -> bool:
+        possible = self.attention == "triton" and torch.device(self.device).type == "cuda"
+        if wish is True and not possible:
+            raise ConfigError(
+                "CUDA graphs need a GPU and attention triton; this engine runs attention "
+                f"{self.attention} on {self.device}"
+            )
+        return possible if wish == "auto" else wish
+
+    def _block_kernels(self) -> BlockKernels | None:
+        if self.attention != "triton":
+            return None
+        parts = self.parts
+        return BlockKernels(parts.copy_blocks_in_pool, parts.gather_blocks, parts.scatter_blocks)
+
     def _measure_pool(self, cache: CacheConfig, scheduler: SchedulerConfig) -> int:
         """Blocks that there is memory for."""
         if torch.device(self.device).type != "cuda":
@@ -188,6 +212,7 @@ class LLM:
             cache,
             scheduler,
             CudaMemoryMeter(self.device),
+            num_graphs=len(bucket_sizes(scheduler.max_num_seqs)) if self.cuda_graphs else 0,
         )
 
     def _choose_pool(self, cache: CacheConfig, scheduler: SchedulerConfig) -> CacheConfig:

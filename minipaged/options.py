@@ -50,6 +50,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="by PyTorch (reference) or by Triton kernels, which a CPU interprets; auto: triton on "
         "a GPU (default: %(default)s)",
     )
+    group.add_argument(
+        "--no-cuda-graphs", action="store_true", help="launch the kernels of a decode step singly"
+    )
     add_parts_argument(parser)
     group = parser.add_argument_group("memory")
     group.add_argument("--block-size", type=int, default=cache.block_size, metavar="TOKENS")
@@ -129,6 +132,7 @@ def build_llm(
         seed=args.seed,
         parts=parts,
         attention=args.attention,
+        cuda_graphs=False if args.no_cuda_graphs else "auto",
         check=args.check,
         trace=trace,
     )

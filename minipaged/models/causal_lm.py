@@ -122,17 +122,18 @@ class CausalLM(nn.Module):
             if prepack and isinstance(module, Linear):
                 module.prepack()
 
-    def use_kernels(self) -> None:
-        """Compute norms and gates by Triton kernels, one launch each, in place of PyTorch's
-        operations: for a GPU, or for Triton's interpreter. Triton must be there."""
-        from minipaged.kernels.rms_norm import rms_norm
-        from minipaged.kernels.silu_mul import silu_mul
+    def use_kernels(self, wanted: bool = True) -> None:
+        """Compute norms and gates by Triton kernels, one launch each, or by PyTorch's operations.
+        Kernels are for a GPU, or for Triton's interpreter; Triton must be there."""
+        kernels: dict[type, Callable[..., Tensor]] = {}
+        if wanted:
+            from minipaged.kernels.rms_norm import rms_norm
+            from minipaged.kernels.silu_mul import silu_mul
 
+            kernels = {RMSNorm: rms_norm, SiluMul: silu_mul}
         for module in self.modules():
-            if isinstance(module, RMSNorm):
-                module.kernel = rms_norm
-            elif isinstance(module, SiluMul):
-                module.kernel = silu_mul
+            if isinstance(module, RMSNorm | SiluMul):
+                module.kernel = kernels.get(type(module))
 
     def make_head(self, embedding: Embedding) -> Linear:
         """The projection to the vocabulary: the embedding itself where the two are tied."""

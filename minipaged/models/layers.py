@@ -125,10 +125,10 @@ class RMSNorm(nn.Module):
 
     Attributes:
         kernel: what computes it in place of PyTorch's operations, if anything: called
-            ``kernel(x, weight, eps)``, or ``kernel(update, weight, eps, x)`` to add first.
+            ``kernel(x, weight, eps, update)``.
     """
 
-    kernel: Callable[..., Tensor] | None = None
+    kernel: Callable[[Tensor, Tensor, float, Tensor | None], Tensor] | None = None
 
     def __init__(
         self, width: int, eps: float, *, dtype: torch.dtype, device: torch.device | str
@@ -146,9 +146,7 @@ class RMSNorm(nn.Module):
             update: ``[T, width]``, added to ``x`` first, in place: the norm is that of the sum.
         """
         if self.kernel is not None:
-            if update is None:
-                return self.kernel(x, self.weight, self.eps)
-            return self.kernel(update, self.weight, self.eps, x)
+            return self.kernel(x, self.weight, self.eps, update)
         if update is not None:
             x.add_(update)
         if x.dtype != torch.float32:
