@@ -15,6 +15,8 @@ from minipaged.errors import RequestError
 if TYPE_CHECKING:
     from minipaged.bench.kernels import Case, Measured
 
+MAX_COLUMNS = 200
+
 #: Title, columns, rows.
 Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 
@@ -205,14 +207,14 @@ def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    table = RichTable(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = RichTable(box=None, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    # Into a file or a pipe a table goes whole.
-    console.print(table, width=None if console.is_terminal else console.measure(table).maximum)
+    print(f"\n{title}")
+    # Wider than any row: nothing is cut where it goes into a file or a narrow terminal.
+    Console(width=MAX_COLUMNS).print(table)
 
 
 def _write_json(path: str, found: object) -> None:
