@@ -34,6 +34,7 @@ OTHERS = {
     "04_copy_on_write": ({"SIBLINGS": 2}, {"PREFIX_TOKENS": 24}, "the_last_holder_copies_too"),
     "05_scheduler": ({"RATE": 0.5}, {"NUM_BLOCKS": 9}, "who_needs_a_block_gives_its_own_back"),
     "06_preemption": ({"SIBLINGS": 2}, {"NUM_BLOCKS": 60}, "a_plan_has_one_victim"),
+    "07_kernel": ({"BLOCK_SIZE": 3}, {"NUM_KV_HEADS": 4}, "query_heads_take_turns"),
 }
 SECONDS = 30
 #: The paper, figure 2: token states, reserved, internal, external in percent of the KV memory;
