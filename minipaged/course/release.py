@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from minipaged.course import answers, mutants, signatures
-from minipaged.course.catalog import FILE, Course, load_course
+from minipaged.course.catalog import FILE, Course, Part, load_course
 from minipaged.course.mutants import Mutant, load_mutants
 from minipaged.course.notebooks import notebook_texts
 from minipaged.course.skeleton import exercise_text
@@ -161,7 +161,7 @@ def release_contents(
     closed = [stage for stage in course.stages if stage.number not in given]
     for stage in closed:
         for part in stage.parts:
-            texts[str(part.source)] = exercise_text(course, stage, part)
+            texts[_file_of(course, part)] = exercise_text(course, stage, part)
     for stage in course.stages:
         source = course.root / mutants.FOLDER / f"stage{stage.number}.toml"
         if source.is_file():
@@ -173,7 +173,7 @@ def release_contents(
     for checkpoint in course.checkpoints if closed and seeds else ():
         name = f"tests/{checkpoint.folder}/{answers.FILE}"
         texts[name] = answers.recorded(course, checkpoint, seeds)
-    modules = [str(part.source) for stage in closed for part in stage.parts]
+    modules = [_file_of(course, part) for stage in closed for part in stage.parts]
     hidden = [part.name for stage in closed for part in stage.parts]
     for name, change in (
         (FILE, lambda text: _course_text(text, given, hidden)),
@@ -190,6 +190,12 @@ def release_contents(
             name = file.relative_to(course.root / CLASSROOM).as_posix()
             contents[name] = file.read_bytes()
     return contents
+
+
+def _file_of(course: Course, part: Part) -> str:
+    """The reference's file as git knows it: kernels lie behind a link."""
+    root = course.root.resolve()
+    return (root / part.source).resolve().relative_to(root).as_posix()
 
 
 def _course_text(text: str, given: Sequence[str], closed: Sequence[str]) -> str:
