@@ -6,7 +6,11 @@ kilobytes each. One kernel does all three: within the pool, from the pool to a s
 (where one block, over all layers, is one piece, and so travels in one transfer), and back.
 
 Bytes: each piece ``num_kv_heads * block_size * head_dim`` is read once and written once, for
-``2 * layers`` pieces a block; 128 bits at a time.
+``2 * layers`` pieces a block.
+
+Claimed for sm_80, read from the machine code: no spills, 128-bit loads and stores for pieces of a
+multiple of 16 elements, 8 of them in flight for each thread in half precision, and at least 8
+thread blocks of 4 warps on each multiprocessor. Speed has not been measured.
 """
 
 import math

@@ -7,8 +7,9 @@ is ever kept.
 
 Bytes: K and V of every context once for each *query* head, ``2 * group`` times ``context_len *
 num_kv_heads * head_dim`` elements: with grouped-query attention ``group`` times what must be
-moved. One block (4 KB of K at 16 tokens of 128 half-precision numbers) is in flight at a time.
-Versions 1 and 2 are the fast ones; of this one nothing is claimed but that it is right.
+moved. One block is in flight at a time, with its K and V 8 KB for 16 tokens of 128 half-precision
+numbers, and nothing while it is computed. Versions 1 and 2 are the fast ones; of this one nothing
+is claimed but that it is right.
 """
 
 import torch

@@ -12,11 +12,10 @@ plus 4 bytes of block table a position at most.
 
 Claimed for sm_80, read from the machine code: no spills; K and V come by asynchronous 128-bit
 copies (``LDGSTS.128``), the next tile's while this one is computed, and so do the table's
-entries before them. In half precision at head_dim 128, with blocks of 16: 4 thread blocks of
-4 warps on each multiprocessor in both kernels, with tiles of 32 tokens (``group`` 1) or 64.
-Two tiles of K and V of the former (32 KB) or one of the latter (32 KB) are in flight for each,
-where an A100 needs about 40 KB for a multiprocessor to hide its memory's latency.
-Speed has not been measured.
+entries before them. In half precision at head_dim 128, with blocks of 16, 4 thread blocks of
+4 warps on each multiprocessor. Each has room for 32 KB of K and V on their way: two tiles of 32
+tokens (``group`` 1), or one of 64. An A100 needs about 40 KB on their way to each multiprocessor
+to hide the latency of its memory. Speed has not been measured.
 """
 
 import torch

@@ -8,8 +8,8 @@ softmax over all. Where sequences and heads are enough to fill the card there is
 neither workspace nor second launch.
 
 Bytes: as version 1, and for each part, if there are several, ``head_dim + 1`` float32 numbers a
-query head, written and read once: less than 1/16 of K and V for parts of 128 positions in half
-precision without groups.
+query head, written and read once: at head_dim 128, 1 KB beside the 64 KB of K and V that a part of
+128 half-precision positions has.
 
 Claimed for sm_80, read from the machine code: what version 1 claims, of the same loops. In half
 precision at head_dim 128, with blocks of 16: no spills, K and V by ``LDGSTS.128``, 4 thread
