@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -18,10 +19,11 @@ def launch(call: Call) -> Any:
     from minipaged.audit.memory_trace import trace_memory
 
     function, args, kwargs = call
-    if not _is_interpreted():
-        return function(*args, **kwargs)
-    with trace_memory():
-        return function(*args, **kwargs)
+    with _nothing_is_zero_by_luck():
+        if not _is_interpreted():
+            return function(*args, **kwargs)
+        with trace_memory():
+            return function(*args, **kwargs)
 
 
 def traffic(call: Call) -> dict[str, dict[str, int]]:
@@ -91,6 +93,19 @@ def ptx(
     given = {name: _without_memory(value) for name, value in arguments.items()}
     launches = capture_launches(lambda: function(**given), arch)
     return [asdict(to_ptx(each, version)) for each in launches]
+
+
+@contextmanager
+def _nothing_is_zero_by_luck() -> Iterator[None]:
+    """New tensors that nobody has filled, as a workspace, hold NaN."""
+    import torch
+
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 def _without_memory(value: Any) -> Any:
