@@ -17,6 +17,9 @@ B = 16
 CONTEXTS = (1, B - 1, B, B + 1, 5 * B + 3)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 UNTOUCHED = 7.0
+#: A KV head and the two query heads that read it: what a test costs in the interpreter is its
+#: number of programs.
+ONE_GROUP = {"heads": 2, "kv_heads": 1}
 MAP_NORESERVE = 0x4000  # of Linux; Python has it from 3.13 on
 
 
@@ -134,12 +137,13 @@ def check(case: Case, out: torch.Tensor | None = None) -> None:
 # --------------------------------------------------------------------------- lengths
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_prompts_of_all_lengths_in_one_call(dtype):
-    check(make_case([(0, context) for context in CONTEXTS], dtype=dtype))
+    check(make_case([(0, context) for context in CONTEXTS], dtype=dtype, **ONE_GROUP))
 
 
 @pytest.mark.parametrize("history", CONTEXTS)
 def test_chunks_after_history(history):
-    check(make_case([(history, 1), (history, 2), (history, B + 1), (history, 3 * B - 1)]))
+    spans = [(history, 1), (history, 2), (history, B + 1), (history, 3 * B - 1)]
+    check(make_case(spans, **ONE_GROUP))
 
 
 def test_chunks_longer_than_a_tile_over_contexts_longer_than_several():
@@ -172,13 +176,13 @@ def test_no_sequence_is_no_work():
 @pytest.mark.parametrize("d", [8, 24, 64, 80, 96, 112, 128, 256])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_head_dims(d, dtype):
-    check(make_case([(B + 3, 5), (0, B + 1)], d=d, dtype=dtype))
+    check(make_case([(B + 3, 5), (0, B + 1)], d=d, dtype=dtype, **ONE_GROUP))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 4), (9, 3), (8, 1), (5, 1), (1, 1)])
 def test_a_query_head_reads_the_kv_head_of_its_group(heads, kv_heads):
     """B39: head h reads KV head h // group, not h % kv_heads."""
-    check(make_case([(20, 7), (0, 18), (7, 1)], heads=heads, kv_heads=kv_heads))
+    check(make_case([(20, 7), (0, 18)], heads=heads, kv_heads=kv_heads))
 
 
 def test_forty_heads_of_128():
@@ -222,12 +226,20 @@ def test_a_slice_of_wider_block_tables():
 
 
 # --------------------------------------------------------------------------- numbers
-@pytest.mark.parametrize("stale", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("stale", "dtype"),
+    [
+        (math.nan, torch.float32),
+        (math.inf, torch.float32),
+        (-math.inf, torch.float32),
+        (math.nan, torch.float16),
+        (math.nan, torch.bfloat16),
+    ],
+)
 def test_stale_slots_do_not_show(stale, dtype):
     """B34: zero times NaN is NaN, so a mask on the scores alone does not hide stale values."""
     spans = [(0, context) for context in CONTEXTS] + [(B - 2, 2), (4, 3)]
-    check(make_case(spans, stale=stale, dtype=dtype, block_size=B))
+    check(make_case(spans, stale=stale, dtype=dtype, **ONE_GROUP))
 
 
 def test_a_broken_sequence_does_not_touch_its_neighbors():
