@@ -18,7 +18,9 @@ CACHES = ("k_cache", "v_cache")
 
 Tensors = frozenset[str]
 _NONE: Tensors = frozenset()
+# A kernel is a page of code: more than this is no kernel, or meant to keep the reader busy.
 _MAX_CALLS = 8
+_MAX_STATEMENTS = 10_000
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,18 @@ def find_cache_loads(source: str, kernel: str) -> list[CacheLoad]:
         kernel: its name.
 
     Raises:
-        AuditError: the file does not define the kernel, or does not parse.
+        AuditError: the file does not define the kernel, or does not parse, or is nested too
+            deeply to follow.
     """
     try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
+        return _find(ast.parse(source), kernel)
+    except (SyntaxError, ValueError) as error:
         raise AuditError(f"the source of {kernel} does not parse: {error}") from error
+    except RecursionError as error:
+        raise AuditError(f"the source of {kernel} is nested too deeply") from error
+
+
+def _find(tree: ast.Module, kernel: str) -> list[CacheLoad]:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if kernel not in functions:
         raise AuditError(f"the source does not define {kernel}")
@@ -95,6 +103,7 @@ def load_at(site: Site, loads: Sequence[CacheLoad]) -> CacheLoad | None:
 class _Walk:
     functions: dict[str, ast.FunctionDef]
     found: dict[tuple[ast.Call, ...], CacheLoad] = field(default_factory=dict)
+    statements: int = 0
 
     def function(
         self, node: ast.FunctionDef, pointers: dict[str, Tensors], calls: tuple[ast.Call, ...]
@@ -122,6 +131,9 @@ class _Body:
         return returned
 
     def statement(self, node: ast.stmt) -> Tensors:
+        self.walk.statements += 1
+        if self.walk.statements > _MAX_STATEMENTS:
+            raise AuditError("a kernel's loops and helpers are too many to follow")
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:

@@ -249,15 +249,22 @@ def measure(
         if why_not:
             measured += [Measured(case, name, None, why_not) for name in implementations]
             continue
-        inputs = Inputs(case, device, dtype)
-        measured += _measure(inputs, timer, implementations)
-        del inputs  # before the next are made
+        measured += _measure(case, timer, device, dtype, implementations)
     return measured
 
 
 def _measure(
-    inputs: Inputs, timer: Timer, implementations: Mapping[str, Callable[[Inputs], Call]]
+    case: Case,
+    timer: Timer,
+    device: torch.device,
+    dtype: torch.dtype,
+    implementations: Mapping[str, Callable[[Inputs], Call]],
 ) -> list[Measured]:
+    try:
+        inputs = Inputs(case, device, dtype)
+    except RuntimeError as failure:
+        why_not = f"its inputs cannot be made: {_first_line(failure)}"
+        return [Measured(case, name, None, why_not) for name in implementations]
     measured: list[Measured] = []
     expected: Tensor | None = None
     for name, make in implementations.items():
@@ -268,15 +275,19 @@ def _measure(
             expected = result if expected is None else expected
             error = float((result - expected).abs().max() / expected.abs().max())
             if error <= TOLERANCE:
-                seconds = timer(call, inputs.case.turns)
+                seconds = timer(call, case.turns)
             else:  # or NaN
                 why_not = f"its result is wrong: off by {error:.3g} of the largest"
         except ImportError:
             why_not = "it is not installed"
         except RuntimeError as failure:  # a peer that does not take this shape, or no memory left
-            why_not = f"it failed: {str(failure).partition(chr(10))[0]}"
-        measured.append(Measured(inputs.case, name, seconds, why_not))
+            why_not = f"it failed: {_first_line(failure)}"
+        measured.append(Measured(case, name, seconds, why_not))
     return measured
+
+
+def _first_line(failure: Exception) -> str:
+    return str(failure).partition("\n")[0]
 
 
 def time_on_gpu(call: Call, turns: int) -> float:

@@ -209,6 +209,23 @@ def test_what_is_no_kernel_is_refused():
         find_cache_loads("def kernel(:", "kernel")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("    kernel(k_cache)\n", "call each other 8 deep"),
+        ("    x = " + "-" * 5000 + "k_cache\n", "nested too deeply|does not parse"),
+        (
+            "".join(f"{' ' * 4 * (n + 1)}for i in range(n):\n" for n in range(18))
+            + f"{' ' * 4 * 19}tl.load(k_cache)\n",
+            "too many to follow",
+        ),
+    ],
+)
+def test_a_source_that_leads_nowhere_is_given_up(body, message):
+    with pytest.raises(AuditError, match=message):
+        find_cache_loads(f"def kernel(k_cache):\n{body}", "kernel")
+
+
 def test_places_are_numbered_with_the_calls_around_them():
     text = (
         '\t.file\t1 "/a/b" "k.py"\n\t.loc\t1 7 3\n\tadd;\n'
