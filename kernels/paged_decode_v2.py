@@ -318,7 +318,8 @@ def choose_num_splits(
     wanted = triton.cdiv(PROGRAMS_PER_SM * num_sms, num_seqs * num_kv_heads)
     tiles = max(1, triton.cdiv(max_context_len, tile))
     tiles_of_part = triton.cdiv(tiles, min(wanted, tiles, MAX_SPLITS))
-    return triton.cdiv(tiles, tiles_of_part)
+    num_splits: int = triton.cdiv(tiles, tiles_of_part)
+    return num_splits
 
 
 def paged_decode_v2(
