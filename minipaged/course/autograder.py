@@ -28,8 +28,9 @@ from minipaged.course.signatures import FILE as SIGNATURES
 from minipaged.course.submission import read_submission
 from minipaged.errors import CourseError
 
-#: Of the package's dependencies, those that no graded test needs.
-NOT_NEEDED = ("jupyter", "matplotlib", "transformers", "triton")
+#: Of the package's dependencies, those that no graded test needs, and one that those of kernels do.
+NOT_NEEDED = ("jupyter", "matplotlib", "transformers")
+TRITON = "triton"
 
 _TEMPLATES = Path(__file__).with_name("gradescope")
 
@@ -71,7 +72,7 @@ def lay_out(
         target = folder / file.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-    torch, others = requirements(root)
+    torch, others = requirements(root, units)
     values = {"@TORCH@": torch, "@SECONDS@": str(60 * minutes - _MARGIN)}
     for name in ("setup.sh", "run_autograder"):
         text = (_TEMPLATES / name).read_text(encoding="utf-8")
@@ -90,7 +91,7 @@ def lay_out(
 def _files(course: Course, units: Sequence[Stage]) -> Iterator[Path]:
     root = course.root
     yield from (root / name for name in (FILE, "LICENSE"))
-    for folder in ("minipaged", *(f"tests/{unit.folder}" for unit in units)):
+    for folder in ("minipaged", "minipaged/kernels", *(f"tests/{unit.folder}" for unit in units)):
         for file in sorted((root / folder).rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 yield file
@@ -98,12 +99,13 @@ def _files(course: Course, units: Sequence[Stage]) -> Iterator[Path]:
     yield root / SIGNATURES
 
 
-def requirements(root: Path) -> tuple[str, list[str]]:
+def requirements(root: Path, units: Sequence[Stage]) -> tuple[str, list[str]]:
     """What ``pip`` installs for grading: torch, which has an index of its own, and the rest."""
+    left_out = {*NOT_NEEDED} if any(unit.triton for unit in units) else {*NOT_NEEDED, TRITON}
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     listed = {Requirement(line).name: line for line in project["dependencies"]}
     torch = listed.pop("torch")
-    return torch, [line for name, line in listed.items() if name not in NOT_NEEDED]
+    return torch, [line for name, line in listed.items() if name not in left_out]
 
 
 def _add_hidden(units: Sequence[Stage], hidden: Path, folder: Path) -> None:

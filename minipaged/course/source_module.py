@@ -13,8 +13,14 @@ def code_of(path: str, text: str) -> CodeType:
     Raises:
         SyntaxError: it is no Python.
     """
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+    remember(path, text)
     return compile(text, path, "exec", dont_inherit=True)
+
+
+def remember(path: str, text: str) -> None:
+    """Whoever asks for the lines of ``path`` from now on is given those of ``text``: tracebacks
+    do, and Triton does, for a kernel. The file need not be readable, or there."""
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
 
 def run_as_module(name: str, path: str, text: str) -> ModuleType:

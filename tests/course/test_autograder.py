@@ -18,7 +18,7 @@ import pytest
 
 from minipaged.cli import main
 from minipaged.course import on_gradescope
-from minipaged.course.autograder import NOT_NEEDED, chosen, lay_out, requirements
+from minipaged.course.autograder import NOT_NEEDED, TRITON, chosen, lay_out, requirements
 from minipaged.course.catalog import COUNTEREXAMPLE, HIDDEN, load_course
 from minipaged.course.collect import collect
 from minipaged.course.judge.run import judge
@@ -59,7 +59,7 @@ class Gradescope:
             file = Path(packed.extract(entry, self.source))
             file.chmod(entry.external_attr >> 16)
         # What the zip does not ask for is not used.
-        for name in NOT_NEEDED:
+        for name in (*NOT_NEEDED, TRITON):
             (self.source / f"{name}.py").write_text("raise ImportError(__name__)\n")
 
     def grade(self, files, **environment):
@@ -417,7 +417,7 @@ def test_an_image_is_built_if_the_reference_passes_in_it(tmp_path, status):
     _, venv, torch, others, self_test = asked.read_text().splitlines()
     assert venv == f"-m venv --clear {tmp_path}/venv"
     assert torch.endswith(
-        f"--index-url https://download.pytorch.org/whl/cpu {requirements(ROOT)[0]}"
+        f"--index-url https://download.pytorch.org/whl/cpu {requirements(ROOT, [STAGE])[0]}"
     )
     assert others.endswith(f"--requirement {tmp_path}/source/requirements.txt")
     assert self_test == "-E -s -m minipaged.course.on_gradescope --self-test"
@@ -425,10 +425,12 @@ def test_an_image_is_built_if_the_reference_passes_in_it(tmp_path, status):
 
 def test_what_is_installed_is_what_the_package_names():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    torch, others = requirements(ROOT)
-    assert torch.startswith("torch>=")
-    left_out = set(project["dependencies"]) - {torch, *others}
-    assert {line.partition(">")[0] for line in left_out} == set(NOT_NEEDED)
+    kernels = [stage for stage in COURSE.stages if stage.triton]
+    for units, more in (([STAGE], {TRITON}), ([STAGE, *kernels], set())):
+        torch, others = requirements(ROOT, units)
+        assert torch.startswith("torch>=")
+        left_out = set(project["dependencies"]) - {torch, *others}
+        assert {line.partition(">")[0] for line in left_out} == {*NOT_NEEDED, *more}
 
 
 def test_which_stages_are_graded():

@@ -27,6 +27,7 @@ from minipaged.errors import CourseError
 #: a worker of another user.
 _LAB = ("minipaged.course.judge.scheduling_lab", "minipaged.kvcache.manager", "minipaged.parts")
 _KERNELS = (
+    "minipaged.course.judge.cache_lab",
     "minipaged.course.judge.kernel_lab",
     "minipaged.audit.compiler",
     "minipaged.audit.memory_trace",

@@ -28,8 +28,9 @@ from minipaged.course.judge.results import Judged as Judged
 from minipaged.course.submission import Submission, foundations, trace_path
 from minipaged.errors import CourseError
 
-#: Seconds for one stage and one submission; a solution takes a tenth of it.
-SECONDS = 120.0
+#: Seconds for one stage and one submission, and for one of kernels, which are interpreted; a
+#: solution takes a tenth of it on a machine with nothing else to do.
+SECONDS, SECONDS_OF_KERNELS = 120.0, 300.0
 
 #: Who workers become where the judge is root: nobody.
 _NOBODY = 65534
@@ -43,7 +44,7 @@ def judge(
     seed: int = 0,
     checks: Collection[str] | None = None,
     user: str | None = "auto",
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     limits: Limits | None = None,
 ) -> Judged:
     """Run a stage's checks on a submission.
@@ -53,7 +54,7 @@ def judge(
         checks: names of those to run; None for all.
         user: whom the submission runs as: ``auto`` for nobody where we are root and ourselves
             elsewhere, None for ourselves, or a name.
-        seconds: for the whole stage.
+        seconds: for the whole stage; by default what a stage of its kind may take.
         limits: of one worker.
 
     Raises:
@@ -71,7 +72,7 @@ def judge_rounds(
     seeds: Sequence[int],
     checks: Collection[str] | None = None,
     user: str | None = "auto",
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     limits: Limits | None = None,
 ) -> list[Judged]:
     """As :func:`judge`, once for each seed, each time only what passed before. One process does it
@@ -91,7 +92,7 @@ def judge_many(
     checks: Collection[str] | None = None,
     checks_of_each: Sequence[Collection[str]] | None = None,
     user: str | None = "auto",
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     limits: Limits | None = None,
 ) -> list[Judged]:
     """As :func:`judge`, for many submissions in one process.
@@ -158,9 +159,11 @@ def _run(
     stage: Stage,
     jobs: list[dict[str, Any]],
     user: str | None,
-    seconds: float,
+    seconds: float | None,
     limits: Limits | None,
 ) -> list[Judged]:
+    if seconds is None:
+        seconds = SECONDS_OF_KERNELS if stage.triton else SECONDS
     package = Path(minipaged.__file__).resolve().parent
     request = {
         "root": str(course.root),

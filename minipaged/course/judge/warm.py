@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,6 +26,7 @@ from minipaged.course.judge.libraries import Libraries, check_interpreter
 from minipaged.course.judge.stand_in import StandIns
 from minipaged.course.judge.wire import Channel, WireError
 from minipaged.course.judge.worker import Confinement, serve
+from minipaged.course.source_module import remember
 from minipaged.errors import CourseError
 
 _LIBRARY = """
@@ -57,6 +59,7 @@ def main(fd: int, libraries: Libraries) -> None:
             check_interpreter()
         for name in setup["modules"]:
             importlib.import_module(name)
+        _keep_kernels()
         if setup["serves"]:
             from minipaged.course.judge.stories import stories
 
@@ -70,6 +73,14 @@ def main(fd: int, libraries: Libraries) -> None:
         control.send({"ready": False, "why": str(error)})
     except WireError:
         _end()  # the judge is gone, in whatever way
+
+
+def _keep_kernels() -> None:
+    """Triton reads the source of a kernel when that is launched: a worker may not be able to."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.startswith("minipaged.kernels.") and file is not None:
+            remember(file, Path(file).read_text(encoding="utf-8"))
 
 
 def _answer(control: Channel, request: Mapping[str, Any]) -> dict[str, Any]:
