@@ -123,8 +123,13 @@ class InputBuilder:
         self._context_lens: _Int32 = np.empty(0, np.int32)
         self._tables: _Int32 = np.zeros((max_seqs, max_blocks), np.int32)
 
-    def build(self, plan: StepPlan) -> HostInputs:
-        """The inputs of a plan that has at least one span."""
+    def build(self, plan: StepPlan, device: torch.device | str = "cpu") -> StepInputs:
+        """The inputs of a plan that has at least one span. On a CPU the block tables are a view
+        into the builder's memory: good until the next plan."""
+        return self.on_host(plan).to(torch.device(device))
+
+    def on_host(self, plan: StepPlan) -> HostInputs:
+        """The same, on the host yet."""
         spans = plan.spans
         lengths = np.array([len(span.token_ids) for span in spans], np.int32)
         num_decodes = int(np.count_nonzero(lengths == 1))

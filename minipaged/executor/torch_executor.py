@@ -59,7 +59,7 @@ class TorchExecutor:
         self.pool.swap_in(plan.swap_in)
         self.pool.swap_out(plan.swap_out)
         # The host prepares the inputs while blocks travel.
-        inputs = self._inputs.build(plan) if plan.spans else None
+        inputs = self._inputs.on_host(plan) if plan.spans else None
         self.pool.join()
         self.pool.copy(plan.copies)
         if inputs is None:

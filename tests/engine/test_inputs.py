@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from minipaged.contracts import Span, StepPlan
+from minipaged.executor import inputs as inputs_module
 from minipaged.executor.inputs import TOKEN_MULTIPLE, InputBuilder
-
-CPU = torch.device("cpu")
 
 
 def check(inputs, plan, block_size):
@@ -62,7 +61,7 @@ def test_decodes_come_first_and_rows_go_back_to_the_order_of_the_plan():
             Span(6, 4, [8, 9, 10, 11, 12], [0, 5, 4], prompt_logprobs=True),
         ]
     )
-    inputs = InputBuilder(4).build(plan).to(CPU)
+    inputs = InputBuilder(4).build(plan)
     check(inputs, plan, 4)
     assert inputs.tokens.tolist() == [4, 7, 1, 2, 3, 5, 6, 8, 9, 10, 11, 12, 0, 0, 0, 0]
     assert inputs.sample_rows.tolist() == [4, 0, 1, 11]  # the plan's order, the chunk left out
@@ -81,7 +80,7 @@ def test_a_model_length_that_is_no_multiple_of_the_block_size():
     for step, start in enumerate(range(14, 18)):
         spans = [Span(i, start - i, [1], tables[i]) for i in range(3)]
         plan = StepPlan(step=step, spans=spans)
-        check(builder.build(plan).to(CPU), plan, 4)
+        check(builder.build(plan), plan, 4)
 
 
 class CountingTable(list):
@@ -111,11 +110,23 @@ def test_a_decode_looks_at_one_entry_however_long_the_sequence():
 def test_tables_in_the_same_order_are_a_view():
     builder = InputBuilder(4)
     spans = [Span(0, 9, [1], [1, 2, 3]), Span(1, 9, [1], [4, 5, 6])]
-    first = builder.build(StepPlan(0, spans)).to(CPU).batch.block_tables
+    first = builder.build(StepPlan(0, spans)).batch.block_tables
     for span in spans:
         span.start += 1
-    second = builder.build(StepPlan(1, spans)).to(CPU).batch.block_tables
-    assert second.data_ptr() == first.data_ptr()
+    assert builder.build(StepPlan(1, spans)).batch.block_tables.data_ptr() == first.data_ptr()
+
+
+def test_on_another_device_rows_of_the_tables_begin_at_multiples_of_16(monkeypatch):
+    """Or Triton would compile a kernel for each kind of row length."""
+    plan = StepPlan(0, [Span(0, 9, [1], [1, 2, 3]), Span(1, 75, [1], list(range(19)))])
+    tables = InputBuilder(4).build(plan, "meta").batch.block_tables
+    assert tables.shape == (2, 19)
+    assert tables.stride() == (32, 1)
+    # The values, where they can be seen:
+    monkeypatch.setattr(
+        inputs_module, "to_device", lambda arrays, device: [torch.tensor(a) for a in arrays]
+    )
+    check(InputBuilder(4).build(plan, "meta"), plan, 4)
 
 
 @pytest.mark.parametrize("steps_between", [1, 2])
@@ -126,16 +137,16 @@ def test_a_sequence_that_was_away_for_a_step_is_looked_up_again(steps_between):
     if steps_between == 2:
         builder.build(StepPlan(1, [Span(1, 1, [1], [4])]))
     plan = StepPlan(2, [Span(0, 10, [1], [7, 8, 9]), Span(1, 2, [1], [4])])
-    check(builder.build(plan).to(CPU), plan, 4)
+    check(builder.build(plan), plan, 4)
 
 
 def test_a_sequence_that_starts_over_is_looked_up_again():
     builder = InputBuilder(4)
     builder.build(StepPlan(0, [Span(0, 9, [1], [1, 2, 3])]))
     plan = StepPlan(1, [Span(0, 0, [1] * 10, [7, 8, 9])])
-    check(builder.build(plan).to(CPU), plan, 4)
+    check(builder.build(plan), plan, 4)
     plan = StepPlan(2, [Span(0, 5, [1], [4, 5, 6])])
-    check(builder.build(plan).to(CPU), plan, 4)
+    check(builder.build(plan), plan, 4)
 
 
 class World:
@@ -221,7 +232,7 @@ def test_whatever_happens_the_inputs_are_those_of_the_plan(block_size, reserve):
     for _ in range(600):
         plan = world.plan()
         if plan.spans:
-            check(builder.build(plan).to(CPU), plan, block_size)
+            check(builder.build(plan), plan, block_size)
         while len(world.seqs) > 12:
             world.happen("end")
     assert min(world.counts.values()) > 30, world.counts
