@@ -95,7 +95,7 @@ def paged_prefill_kernel(
         DOT_TYPE: what the operands of a ``tl.dot`` must be converted to: their own type, but for
             bfloat16 in the interpreter, which would multiply its bits.
     """
-    sequence, kv_head = tl.program_id(2), tl.program_id(1)
+    sequence, kv_head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     # The last queries see the most keys: they start first, so that no long tile comes last.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     first_token = tl.load(query_start + sequence)
