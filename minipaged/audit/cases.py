@@ -91,9 +91,9 @@ REQUIRED: Mapping[str, Thresholds] = MappingProxyType(
     {
         "cache_write_kernel": _MOVER,
         "block_copy_kernel": _MOVER,
-        "rms_norm_kernel": _MOVER,
+        "rms_norm_kernel": replace(_MOVER, wide_share=1.0),
         "rotate_and_write_kernel": _MOVER,
-        "silu_mul_kernel": _MOVER,
+        "silu_mul_kernel": replace(_MOVER, wide_share=1.0),
         "paged_decode_v1_kernel": _DECODE,
         "paged_decode_v1_gqa_kernel": _DECODE_GQA,
         "paged_decode_v2_kernel:13b": _DECODE,

@@ -21,13 +21,12 @@ def main(argv: Sequence[str]) -> None:
     arch, version, *names = argv
     for name in names:
         case = Case(*name.split(":"))
-        for launch in capture_launches(case.call, arch):
-            row = {
-                "case": name,
-                "ptx": dataclasses.asdict(to_ptx(launch, int(version))),
-                "source": inspect.getsourcefile(launch.kernel.fn),
-            }
-            print(json.dumps(row), flush=True)
+        launches = capture_launches(case.call, arch)
+        # Its lines must be those that were imported: somebody may be editing the file.
+        source = inspect.getsource(sys.modules[launches[0].kernel.__module__])
+        for launch in launches:
+            ptx = dataclasses.asdict(to_ptx(launch, int(version)))
+            print(json.dumps({"case": name, "ptx": ptx, "source": source}), flush=True)
 
 
 if __name__ == "__main__":

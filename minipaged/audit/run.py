@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from minipaged.audit.cases import CASES, Case
@@ -21,6 +20,8 @@ from minipaged.audit.toolchain import ptx_version
 REQUIRED_ON = "sm_80"
 """The architecture that the claims are made for."""
 TIME_LIMIT_S = 600.0
+ERROR_LINES = 12
+"""Of what a child says when it fails: the compiler's message points into the source."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ def audit(
 
 def _audit(arch: str, version: int, cases: Sequence[Case]) -> Iterator[Audited]:
     for row in _compile(arch, version, cases):
-        source = Path(row["source"]).read_text(encoding="utf-8")
-        report = audit_ptx(Ptx(**row["ptx"]), source, arch)
+        report = audit_ptx(Ptx(**row["ptx"]), row["source"], arch)
         case = Case(*row["case"].split(":"))
         required = case.required(report.kernel) if arch == REQUIRED_ON else Thresholds()
         yield Audited(case, report, tuple(check(report, required)))
@@ -77,6 +77,6 @@ def _compile(arch: str, version: int, cases: Sequence[Case]) -> Iterator[dict[st
         env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False,
     )  # fmt: skip
     if done.returncode:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise AuditError(f"kernels do not compile for {arch}: {last}")
+        end = "\n".join(done.stderr.strip().splitlines()[-ERROR_LINES:])
+        raise AuditError(f"kernels do not compile for {arch}:\n{end}")
     yield from map(json.loads, done.stdout.splitlines())

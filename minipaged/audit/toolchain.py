@@ -83,12 +83,12 @@ def resource_usage(cubin: Cubin) -> str:
 
 def ptx_version(arch: str = "sm_80") -> int:
     """The PTX version that the assembler for ``arch`` takes: 84 is PTX 8.4."""
-    from triton.backends.nvidia.compiler import ptx_get_version
-
     output = _run(_assembler(capability_of(arch)), "--version")
     release = re.search(r"release (\d+\.\d+)", output)
     if not release:
         raise AuditError("ptxas does not tell its version")
+    from triton.backends.nvidia.compiler import ptx_get_version
+
     return int(ptx_get_version(release[1]))
 
 
