@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def choose_device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the current one, which is where kernels are launched; a thread of its own starts
+    with the first. Nothing for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Packing:

@@ -21,7 +21,7 @@ from minipaged.contracts import Span, StepLogits, StepPlan
 from minipaged.executor.torch_executor import TorchExecutor
 from minipaged.kvcache.pool import KVPool
 from minipaged.models.causal_lm import CausalLM
-from minipaged.models.llama import LlamaForCausalLM
+from minipaged.models.random_weights import random_model
 from minipaged.parts import Parts
 
 SMOLLM2_SHAPE = ModelConfig(
@@ -68,16 +68,6 @@ class DecodeStep:
         )
 
 
-def random_model(config: ModelConfig = SMOLLM2_SHAPE, seed: int = 0) -> CausalLM:
-    """A LLaMA of that shape with random weights: it takes the time of a real one."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config, torch.float32, "cpu")
-    for name, shape in model.expected_weights().items():
-        model.load_weight(name, torch.randn(shape) * 0.02)
-    model.finish_loading()
-    return model
-
-
 def measure_decode_step(
     model: CausalLM | None = None,
     parts: Parts | None = None,
@@ -94,7 +84,7 @@ def measure_decode_step(
         context: tokens that each sequence attends to, in the middle of the measurement.
         rounds: repetitions; each round times everything once.
     """
-    model = random_model() if model is None else model
+    model = random_model(SMOLLM2_SHAPE).model if model is None else model
     tasks: dict[str, Callable[[int], object]] = {
         "step": _decode_steps(model, (parts or Parts()).attention(), batch_size, context, rounds),
         "linear": _products(model.config, batch_size, packed=False),

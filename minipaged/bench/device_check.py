@@ -161,25 +161,29 @@ def graphs(setting: Setting) -> Report:
     bandwidth = setting.bandwidth()
     loaded = setting.model()
     config, model = loaded.config, loaded.model
-    context = 48 if setting.quick else 512
     steps = 3 if setting.quick else 20
-    blocks_each = -(-(context + steps + 1) // BLOCK_SIZE)
+    wanted = (1, 3, 8) if setting.quick else (1, 8, 32, 64)
     block_bytes = kv_bytes_per_block(config, loaded.dtype.itemsize, BLOCK_SIZE)
-    room = int(available_memory(setting.device) * 0.8) // block_bytes // blocks_each
-    sizes = [size for size in ((1, 3, 8) if setting.quick else (1, 8, 32, 64)) if size <= room]
+    room = int(available_memory(setting.device) * 0.8) // block_bytes
+    for context in (48,) if setting.quick else (512, 256, 128):
+        blocks_each = -(-(context + steps + 1) // BLOCK_SIZE)
+        sizes = [size for size in wanted if size * blocks_each < room]
+        if 32 in sizes:
+            break
     pool = KVPool(
         config, BLOCK_SIZE, sizes[-1] * blocks_each + 1, dtype=loaded.dtype, device=setting.device
     )
     for cache in (*pool.k_cache, *pool.v_cache):
         cache.normal_()
     kind = "triton" if setting.on_gpu else "reference"
+    model.use_kernels(setting.on_gpu)
     eager, graphed = (
         TorchExecutor(model, pool, Parts().make_attention(kind))  # type: ignore[arg-type]
         for _ in range(2)
     )
     capture: Capture = CudaCapture() if setting.on_gpu else run_again
     start = time.perf_counter()
-    graphed.capture_decodes(sizes, min(config.max_model_len, context + 100), capture)
+    graphed.capture_decodes(sizes, config.max_model_len, capture)
     setting.synchronize()
     report.figures |= {
         "model": config.name,

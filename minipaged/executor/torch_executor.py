@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minipaged.attention import AttentionBackend, AttentionBatch
 from minipaged.contracts import StepLogits, StepPlan
+from minipaged.device import on_device
 from minipaged.executor.decode_graphs import Capture, DecodeGraphs
 from minipaged.executor.inputs import HostInputs, InputBuilder
 from minipaged.models.causal_lm import split_heads
@@ -56,6 +57,10 @@ class TorchExecutor:
 
         Logits are computed for the rows that are wanted, and no others.
         """
+        with on_device(self.pool.device):
+            return self._execute(plan)
+
+    def _execute(self, plan: StepPlan) -> StepLogits:
         self.pool.swap_in(plan.swap_in)
         self.pool.swap_out(plan.swap_out)
         # The host prepares the inputs while blocks travel.
@@ -73,16 +78,17 @@ class TorchExecutor:
     def capture_decodes(self, sizes: Sequence[int], max_model_len: int, capture: Capture) -> None:
         """Run decode steps as graphs from now on: see :class:`DecodeGraphs`. The backend must be
         ``capturable``."""
-        self._graphs = DecodeGraphs(
-            self._hidden,
-            sizes,
-            block_size=self.pool.block_size,
-            max_model_len=max_model_len,
-            hidden_size=self.model.config.hidden_size,
-            dtype=self.model.dtype,
-            device=self.pool.device,
-            capture=capture,
-        )
+        with on_device(self.pool.device):
+            self._graphs = DecodeGraphs(
+                self._hidden,
+                sizes,
+                block_size=self.pool.block_size,
+                max_model_len=max_model_len,
+                hidden_size=self.model.config.hidden_size,
+                dtype=self.model.dtype,
+                device=self.pool.device,
+                capture=capture,
+            )
 
     def poison(self, device_blocks: Iterable[int], host_blocks: Iterable[int] = ()) -> None:
         """Overwrite blocks that no one holds, so that whoever still reads them shows it."""

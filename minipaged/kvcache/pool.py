@@ -194,7 +194,9 @@ def available_memory(device: torch.device | str = "cpu") -> int:
     limit of a container counts."""
     device = torch.device(device)
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What PyTorch keeps for later is free to whoever asks PyTorch.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     left = _container_memory_left()
     return _machine_memory_left() if left is None else min(left, _machine_memory_left())
 
