@@ -62,6 +62,7 @@ def signature_of(stage: Stage, judged: Judged) -> Signature:
 def first_wrong_value(message: str) -> str:
     """The first line of a failure, without the place in the file where it came up."""
     line = message.strip().partition("\n")[0]
+    line = re.sub(r"(by program \([^()]*\) of \w+), line \d+", r"\1", line)
     return re.sub(r" \([^()]*\.py, line \d+[^()]*\)$", "", line)
 
 

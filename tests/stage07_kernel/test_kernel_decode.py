@@ -49,13 +49,10 @@ def test_weights_add_up_to_one(parts, lab, rng):
 
 def test_scores_of_any_size_are_right(parts, lab, rng):
     """Far from zero on either side: e to the power of 300 is no number that float32 has."""
-    for length in (8, int(rng.integers(5, 8)), int(rng.integers(13, 16))):
+    for length in (int(rng.integers(5, 8)), int(rng.integers(13, 16))):
         for level in (300.0, -300.0, -2000.0):
             batch = Decodes.random(lab, rng, [length])
-            q = batch.q[0, 0]
-            for key in batch.keys:  # moves all scores by as much
-                key += (level / 0.25 / (q @ q) * q).astype(np.float32)
-            batch.keys = [key.astype(np.float32).astype(np.float64) for key in batch.keys]
+            batch.shift(level)
             # Scores of this size have fewer digits behind the point.
             batch.check(parts, why=f"scores about {level:g}", tolerance=5e-3, outside=0.0)
 
@@ -67,29 +64,31 @@ def test_scores_are_multiplied_by_the_scale(parts, lab, rng):
         )
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_query_heads_share_kv_heads(parts, lab, rng, kv_heads):
-    sizes = {"kv_heads": kv_heads, "block_size": 8}
-    for heads in (8, 3 * kv_heads):
-        Decodes.random(lab, rng, [8], heads=heads, **sizes).check(parts)
+def test_query_heads_share_kv_heads(parts, lab, rng):
+    for heads, kv_heads in ((3, 1), (6, 2), (6, 3), (4, 4)):
+        sizes = {"heads": heads, "kv_heads": kv_heads, "block_size": 8}
+        Decodes.random(lab, rng, [8], **sizes).check(parts)
 
 
 def test_a_ragged_batch_keeps_its_sequences_apart(parts, lab, rng):
-    for lengths in ([5, 12, 1], [*rng.integers(1, 20, 3).tolist(), 0, 4, 0]):
+    for lengths, more in (([5, 12, 1], 0), ([*rng.integers(1, 16, 3).tolist(), 0, 4, 0], 5)):
         batch = Decodes.random(lab, rng, lengths, heads=2, kv_heads=2)
-        batch.check(parts)
-        wide = np.full((len(lengths), batch.block_tables.shape[1] + 5), batch.nobody[0], np.int32)
-        wide[:, : batch.block_tables.shape[1]] = batch.block_tables
-        batch.block_tables = wide
+        rows = [*batch.block_tables.T, *[batch.block_tables[:, -1]] * more]
+        batch.block_tables = np.stack(rows, axis=1)  # wider than any context needs
         batch.check(parts)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types_are_summed_in_float32(parts, lab, rng, dtype):
     sizes = {"dtype": dtype, "head_dim": 32}
-    Decodes.random(lab, rng, [11], **sizes).check(parts)
+    # Scores about 60 that differ by about 1: half types have few digits left for that.
+    near = Decodes.random(lab, rng, [11], **sizes)
+    near.shift(60.0)
+    near.check(parts, why="scores about 60")
     # Products of queries and keys are about 100,000, more than float16 holds.
-    Decodes.random(lab, rng, [11], size=150.0, **sizes).check(parts, scale=6e-5, why="large scores")
+    Decodes.random(lab, rng, [11], size=150.0, **sizes).check(
+        parts, scale=6e-5, why="large products"
+    )
     # So is the sum of all values; and one that is added to it is less than bfloat16 can tell.
     long = Decodes.random(lab, rng, [300], block_size=32, size=0.1, **sizes)
     long.values = [np.full_like(long.values[0], 500.0) for _ in long.values]
@@ -100,7 +99,7 @@ def test_half_types_are_summed_in_float32(parts, lab, rng, dtype):
 @pytest.mark.parametrize("stale", [np.nan, np.inf, -np.inf])
 def test_stale_slots_do_not_show(parts, lab, rng, stale):
     for lengths in ([1], [3, 4], [5, 0, int(rng.integers(6, 14))]):
-        batch = Decodes.random(lab, rng, lengths, heads=2)
+        batch = Decodes.random(lab, rng, lengths)
         batch.check(parts, outside=stale, why=f"{stale} in all other slots")
 
 
@@ -113,18 +112,18 @@ def test_entries_past_the_context_are_not_followed(parts, lab, rng):
 
 
 def test_sizes_that_fill_no_tile_are_right(parts, lab, rng):
-    for block_size, head_dim in ((3, 16), (4, 12), (5, 24), (7, 80)):
+    for block_size, head_dim in ((3, 16), (4, 12), (5, 80)):
         sizes = {"block_size": block_size, "head_dim": head_dim, "heads": 2, "kv_heads": 2}
         length = 2 * block_size + int(rng.integers(1, block_size))
-        Decodes.random(lab, rng, [length, block_size], **sizes).check(parts, outside=np.nan)
+        Decodes.random(lab, rng, [length, block_size], **sizes).check(parts)
 
 
 def test_queries_and_outputs_may_be_views(parts, lab, rng):
     """Queries are a piece of what one product has computed; rows of the output lie among others."""
     lengths = [5, int(rng.integers(2, 9))]
-    batch = Decodes.random(lab, rng, lengths, heads=4, kv_heads=2)
+    batch = Decodes.random(lab, rng, lengths, heads=2, kv_heads=2)
     others = rng.standard_normal((2, 4, 16))
-    (q, _) = lab.split(lab.tensor(np.concatenate([batch.q, others], axis=1), "float32"), [4, 4], 1)
+    (q, _) = lab.split(lab.tensor(np.concatenate([batch.q, others], axis=1), "float32"), [2, 4], 1)
     batch.check(parts, q=q, why="queries are a view")
     for axis in (0, 1):
         shape = [2 * n if i == axis else n for i, n in enumerate(batch.q.shape)]

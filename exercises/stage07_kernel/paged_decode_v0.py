@@ -1,0 +1,184 @@
+"""Paged decode, version 0: one query token a sequence, one block a step.
+
+Attention of decodes over the paged cache (paper, section 4.3), as plainly as a kernel can say
+it. One program owns one query head of one sequence and walks its block table from the first
+entry to the last, with a softmax that is corrected as it goes: nothing of size ``context_len``
+is ever kept.
+
+Bytes: K and V of every context once for each *query* head, ``2 * group`` times ``context_len *
+num_kv_heads * head_dim`` elements: with grouped-query attention ``group`` times what must be
+moved. One block (4 KB of K at 16 tokens of 128 half-precision numbers) is in flight at a time.
+Versions 1 and 2 are the fast ones; of this one nothing is claimed but that it is right.
+
+Stage 7, the paged attention kernel::
+
+    read    lessons/07-kernel.md
+    write   7.3  Decode through the table  28 points
+    also    robustness 14 points, counterexample.toml 6 points
+    check   minipaged grade 7
+    stuck   minipaged hint 7.3
+    use it  minipaged generate --parts kernel=mine --attention triton --model opt-stories --raw "Once"
+    next    minipaged grade: how far you are
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+#: exp(x) is exp2(x * LOG2_E), and exp2 is one instruction.
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def paged_decode_v0_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    context_lens,
+    scale,
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    kv_head_stride,
+    slot_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    SLOTS: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """Program ``(s, h)`` computes ``out[s, h]``: head ``h`` of sequence ``s``'s one query.
+
+    Args:
+        out, q: pointers to ``[S, num_heads, HEAD_DIM]``.
+        k_cache, v_cache: pointers to ``[num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]``, both
+            with the same strides. Query head ``h`` reads KV head ``h // GROUP``.
+        block_tables: pointer to ``[S, max_blocks]`` int32, row ``s`` at ``s * table_stride``.
+            Entry ``i`` is the block of positions ``i*BLOCK_SIZE`` and on. Entries past the
+            context are arbitrary: no K or V may be loaded through them.
+        context_lens: pointer to ``[S]`` int32, one after the other: how many positions the query
+            attends to. 0 is possible (padding): then ``out[s, h]`` is zero.
+        scale: float; multiplies ``q . k``.
+        out_token_stride, out_head_stride, q_token_stride, q_head_stride: in elements. The
+            dimensions of one head lie next to each other, here and in the caches.
+        block_stride, kv_head_stride, slot_stride: of the caches, in elements. An offset into a
+            cache may exceed 32 bits.
+        SLOTS, DIMS: ``BLOCK_SIZE`` and ``HEAD_DIM`` rounded up to powers of two: the shape of
+            the tiles.
+
+    What the caches hold past a context may be NaN or infinite and must not show. Scores, softmax
+    and sums are float32, whatever the type of the pointers.
+    """
+    tl.static_assert(False, "stage 7, task 7.3: see lessons/07-kernel.md")
+
+
+def paged_decode_v0(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of one query token a sequence to the first ``context_len`` positions.
+
+    Args:
+        q: ``[S, num_heads, head_dim]``, float16, bfloat16 or float32. May be a view; the last
+            dimension is contiguous.
+        k_cache, v_cache: ``[num_blocks, num_kv_heads, block_size, head_dim]`` of ``q``'s type.
+            Query head ``h`` reads KV head ``h // (num_heads // num_kv_heads)``.
+        block_tables: ``[S, max_blocks]`` int32: entry ``i`` is the block of positions
+            ``i*block_size`` and on. Entries past a context are arbitrary.
+        context_lens: ``[S]`` int32, at most ``max_blocks * block_size``. A row of padding has 0
+            and becomes zero.
+        scale: multiplies the scores.
+        out: where the result goes; a new tensor without it.
+
+    Returns:
+        ``out``: ``[S, num_heads, head_dim]``.
+
+    Raises:
+        ValueError: shapes, types or strides that do not fit, with the value and what it must be.
+    """
+    out = torch.empty_like(q) if out is None else out
+    _check(q, k_cache, v_cache, block_tables, context_lens, out)
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads, block_size = k_cache.shape[1:3]
+    if num_seqs == 0:
+        return out
+    paged_decode_v0_kernel[(num_seqs, num_heads)](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        context_lens,
+        scale,
+        out.stride(0),
+        out.stride(1),
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_tables.stride(0),
+        GROUP=num_heads // num_kv_heads,
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        SLOTS=triton.next_power_of_2(block_size),
+        DIMS=triton.next_power_of_2(head_dim),
+        num_warps=4,
+    )
+    return out
+
+
+def _check(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+) -> None:
+    if q.dim() != 3 or out.shape != q.shape:
+        raise ValueError(f"q {[*q.shape]}, out {[*out.shape]}: both must be [S, num_heads, d]")
+    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
+        raise ValueError(
+            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
+            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
+        )
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    if k_cache.shape[3] != head_dim:
+        raise ValueError(f"q has head_dim {head_dim}, but the caches {k_cache.shape[3]}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q is {q.dtype}, not one of {', '.join(map(str, DTYPES))}")
+    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache, "out": out}.items():
+        if tensor.dtype != q.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, but q {q.dtype}")
+    for name, tensor in {"q": q, "k_cache": k_cache, "out": out}.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+    for name, tensor, dims in (
+        ("block_tables", block_tables, 2),
+        ("context_lens", context_lens, 1),
+    ):
+        shape = (num_seqs, *tensor.shape[1:dims])
+        if tensor.shape != shape or tensor.dim() != dims or tensor.dtype != torch.int32:
+            raise ValueError(
+                f"{name} is {[*tensor.shape]} {tensor.dtype}, not "
+                f"[{num_seqs}{', max_blocks' * (dims - 1)}] torch.int32"
+            )
+        if tensor.numel() and tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
