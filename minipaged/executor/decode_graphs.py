@@ -11,6 +11,7 @@ model's limit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,6 @@ class DecodeGraphs:
             dtype: of the hidden states.
         """
         self.sizes = sorted(sizes)
-        self._hidden_states = hidden_states
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._device = device
@@ -113,7 +113,8 @@ class DecodeGraphs:
         for size in reversed(self.sizes):  # the largest first: the others fit into its memory
             packing = packings[size]
             self._load(size, packing, None)
-            replay = capture(lambda size=size, packing=packing: self._work(size, packing))  # type: ignore[misc]
+            # Not kept: it leads to the executor that has this object.
+            replay = capture(partial(self._work, hidden_states, size, packing))
             self._buckets.insert(0, _Bucket(size, packing, replay))
 
     def run(self, inputs: HostInputs) -> Tensor | None:
@@ -152,7 +153,8 @@ class DecodeGraphs:
             tables[:count, : inputs.block_tables.shape[1]] = inputs.block_tables
         self._memory[: packing.nbytes].copy_(memory, non_blocking=True)
 
-    def _work(self, size: int, packing: Packing) -> None:
+    def _work(self, hidden_states: HiddenStates, size: int, packing: Packing) -> None:
+        """What the graph of a bucket holds."""
         tokens, positions, slots, context_lens, tables = packing.views(self._memory)
         # Made anew each time: what a backend keeps in the batch belongs to one run.
         batch = AttentionBatch(
@@ -165,5 +167,5 @@ class DecodeGraphs:
             max_context_len=self._max_model_len,
             block_size=self._block_size,
         )
-        hidden = self._hidden_states(tokens, positions, batch)  # [T, hidden]
+        hidden = hidden_states(tokens, positions, batch)  # [T, hidden]
         self._hidden[: len(hidden)].copy_(hidden)

@@ -1,6 +1,8 @@
 """Decode steps as graphs: buckets, padding, memory that stays; without a GPU, on recordings."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -102,6 +104,23 @@ def test_padding_that_reads_nan_disturbs_no_one(model):
     plan = decodes(random.Random(3), 5)
     rows = graphed.execute(plan).rows
     torch.testing.assert_close(rows, eager.execute(plan).rows, atol=1e-4, rtol=0)
+
+
+def test_an_executor_and_its_memory_go_when_nobody_has_it(model):
+    """A cycle would keep the pool, most of a GPU's memory, until the garbage is collected."""
+
+    def capture(work):
+        work()
+        return lambda: None
+
+    gc.disable()
+    try:
+        executor = make(model, [1, 4], capture=capture)
+        gone = weakref.ref(executor)
+        del executor
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
