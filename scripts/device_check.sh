@@ -73,16 +73,16 @@ part() { # NAME SECONDS
     step "$1" "$2" "$python" -m minipaged.bench.device_check "$1" --json "$out/$1.json" "${options[@]}"
 }
 
-part about 25
+part about 40
 kernel_tests=(tests/kernels/test_*.py)
 engine_tests=(tests/engine/test_gpu_path.py tests/engine/test_decode_graphs.py)
 if ((quick)); then
     kernel_tests=(tests/kernels/test_silu_mul.py)
     engine_tests=(tests/engine/test_decode_graphs.py)
 fi
-step kernel_tests 120 bash -c 'pytest_each "$@"' pytest_each "${kernel_tests[@]}" "${engine_tests[@]}"
+step kernel_tests 110 bash -c 'pytest_each "$@"' pytest_each "${kernel_tests[@]}" "${engine_tests[@]}"
 part graphs 50
-part pressure 70
+part pressure 65
 if ((quick)); then
     functions=(silu_mul)
 else
@@ -91,6 +91,6 @@ fi
 arch=$("$python" scripts/device_report.py --arch "$out")
 step audit 40 bash -c 'exec "$python" -m minipaged.cli kernels audit "${@:2}" --processes 8 --json - >"$1"' \
     audit "$out/audit.json" "${functions[@]}" --arch "$arch"
-step bench 50 bash -c 'exec "$python" -m minipaged.cli kernels bench --seconds 35 --json - >"$1"' \
+step bench 45 bash -c 'exec "$python" -m minipaged.cli kernels bench --seconds 28 --json - >"$1"' \
     bench "$out/bench.json"
 exec "$python" scripts/device_report.py "$out"
