@@ -155,6 +155,49 @@ PICTURES = (
             "seq1": ("Four", " score", " and", " seven", " years"),
         },
     ),
+    Picture(
+        name="08-eleven-tokens",
+        title="Eleven tokens in blocks of three, read in tiles of four",
+        state="seq0:[5 2 7 0*] free:{1 3 4 6}",
+        block_size=3,
+        tokens={
+            "seq0": (
+                "Four",
+                " score",
+                " and",
+                " seven",
+                " years",
+                " ago",
+                " our",
+                " fathers",
+                " brought",
+                " forth",
+                " on",
+            )
+        },
+    ),
+    Picture(
+        name="08-a-prompt-joins",
+        title="One decodes, one brings a prompt: one step",
+        state="seq0:[5 2 7 0*] seq1:[3 6*] free:{1 4}",
+        block_size=3,
+        tokens={
+            "seq0": (
+                "Four",
+                " score",
+                " and",
+                " seven",
+                " years",
+                " ago",
+                " our",
+                " fathers",
+                " brought",
+                " forth",
+                " on",
+            ),
+            "seq1": ("It", " was", " the", " best", " of"),
+        },
+    ),
 )
 
 
