@@ -312,7 +312,9 @@ class _Hooks:
     def access(self, kind: str, pointers: Any, mask: Any) -> None:
         addresses = pointers.data.reshape(-1)
         if mask is not None:
-            addresses = addresses[np.broadcast_to(mask.data, pointers.data.shape).reshape(-1)]
+            # Masks that were made with `&` may be integers: as an index they would be places.
+            live = mask.data.astype(np.bool_)
+            addresses = addresses[np.broadcast_to(live, pointers.data.shape).reshape(-1)]
         if not addresses.size:
             return
         origin = self.given.get(self.origin(pointers))

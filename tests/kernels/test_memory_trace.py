@@ -25,6 +25,13 @@ def copy_kernel(source, target, n, stride, SIZE: tl.constexpr):
 
 
 @triton.jit
+def copy_if_kernel(source, target, wanted, n, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    live = (at < n) & (tl.load(wanted) > 0)
+    tl.store(target + at, tl.load(source + at, mask=live), mask=live)
+
+
+@triton.jit
 def add_kernel(total, index):
     tl.atomic_add(total + tl.load(index + tl.program_id(0)), 1)
 
@@ -128,6 +135,15 @@ def test_masked_lanes_may_point_anywhere():
     with trace_memory() as trace:
         copy(torch.zeros(1), torch.zeros(1), 1, stride=1 << 30)
     assert trace.loaded["source"] == 4
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_mask_may_be_made_of_a_tile_and_a_number(wanted):
+    source, target = torch.ones(3), torch.zeros(3)
+    with trace_memory() as trace:
+        copy_if_kernel[(1,)](source, target, torch.tensor([wanted]), 3, SIZE=8)
+    assert target.tolist() == [wanted] * 3
+    assert trace.loaded["source"] == trace.stored["target"] == wanted * 3 * 4
 
 
 def test_atomic_operations_load_and_store():
