@@ -74,7 +74,9 @@ part() { # NAME SECONDS
 }
 
 part about 40
-kernel_tests=(tests/kernels/test_*.py)
+kernel_tests=(
+    tests/kernels/test_{block_copy,cache_write,paged_decode,paged_prefill,rms_norm,rotary,silu_mul}.py
+)
 engine_tests=(tests/engine/test_gpu_path.py tests/engine/test_decode_graphs.py)
 if ((quick)); then
     kernel_tests=(tests/kernels/test_silu_mul.py)

@@ -3,6 +3,7 @@ them with a stand-in for Python, and what the report says."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,7 @@ case "$*" in
     *"kernels audit"*) echo "$*" >&2; echo '{{"arch": "sm_90", "kernels": [{{"faults": []}}]}}' ;;
     *"kernels bench"*) exec sleep 60 ;;
     *test_rotary.py) echo "rotary is broken"; exit {rotary} ;;
+    *pytest*) echo "$*" ;;
 esac
 """
 
@@ -131,6 +133,9 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(run_script, tmp_pat
     assert "out of time" in text
     assert "Some GPU: copies at 2,000 GB/s; torch 2.11" in text
     assert "sm_90: 1 kernels compiled, 0 with faults" in text
+    tests = re.findall(r"tests/\S+\.py", (out / "kernel_tests.log").read_text())
+    assert len(tests) == 8
+    assert all((SCRIPTS.parent / file).is_file() for file in tests)
     assert "--arch sm_90" in (out / "audit.log").read_text()
     limits = [step["limit"] for step in summary["steps"]]
     assert sum(limits) < 360
