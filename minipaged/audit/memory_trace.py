@@ -313,7 +313,7 @@ class _Hooks:
         addresses = pointers.data.reshape(-1)
         if mask is not None:
             # Masks that were made with `&` may be integers: as an index they would be places.
-            live = mask.data.astype(np.bool_)
+            live = np.asarray(mask.data).astype(np.bool_)
             addresses = addresses[np.broadcast_to(live, pointers.data.shape).reshape(-1)]
         if not addresses.size:
             return
