@@ -42,7 +42,9 @@ STAGES = 3
 MAX_REGISTERS = 128
 
 
-@triton.jit
+# The JIT would compile a kernel anew where the tables have another width. Nothing is won by it:
+# their entries are loaded one by one.
+@triton.jit(do_not_specialize=["table_stride"])
 def paged_decode_v1_kernel(
     out,
     q,
@@ -133,7 +135,7 @@ def paged_decode_v1_kernel(
     tl.store(out + dims, result.to(out.dtype.element_ty), in_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def paged_decode_v1_gqa_kernel(
     out,
     q,
