@@ -100,6 +100,13 @@ UNRELATED = {
         ("transfer_cost", "* link.transfer_seconds", "* link.transfer_seconds / 2"),
         ("transfer_cost", "-(-num_tokens // block_size)", "num_tokens // block_size"),
     ],
+    "7": [
+        ("cache_write", "tl.load(v + token", "tl.load(k + token"),
+        ("block_copy", "plane = tl.program_id(1).to(tl.int64)", "plane = tl.cast(0, tl.int64)"),
+        ("paged_decode_v0", "tl.cdiv(context_len, BLOCK_SIZE)", "context_len // BLOCK_SIZE"),
+        ("paged_decode_v0", "mixed / tl.where(total > 0, total, 1.0)", "mixed"),
+        ("paged_decode_v0", "head // GROUP", "head // 2"),
+    ],
 }
 DIFFERENT = COURSE.root / "tests" / "course" / "different"
 
