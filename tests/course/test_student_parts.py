@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -140,14 +141,21 @@ class ReferenceAttention:
 
 
 # --------------------------------------------------------------------------- a student's desk
+@cache
+def skeleton(name: str) -> str:
+    """Made once: it takes as long as a test."""
+    stage, part = COURSE.parts[name]
+    return exercise_text(COURSE, stage, part)
+
+
 class Desk:
     """A folder laid out as exercises/, with every part still a skeleton."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name, (stage, part) in COURSE.parts.items():
+        for name in COURSE.parts:
             self.file(name).parent.mkdir(parents=True, exist_ok=True)
-            self.file(name).write_text(exercise_text(COURSE, stage, part))
+            self.file(name).write_text(skeleton(name))
 
     def file(self, name: str) -> Path:
         stage, _ = COURSE.parts[name]
