@@ -41,8 +41,6 @@ from minipaged.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 
-#: A decode step over the time to read what it must, at most (batch 32, a 13B model).
-STEP_TARGET = 1.4
 #: Largest error of logits, of the largest logit: graphs and single launches split their sums
 #: differently.
 LOGITS_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
