@@ -31,6 +31,12 @@ Nothing: it is arithmetic on shapes. For one step of OPT-13B with 32 sequences o
 says 0.66 GB a layer and 26 GB in all, which at 1,555 GB/s is 17 ms: as long as the weights take.
 """
 
-from minipaged.kernels.traffic import decode_traffic, prefill_traffic, split_traffic
+from minipaged.kernels.traffic import (
+    AttentionShape,
+    Traffic,
+    decode_traffic,
+    prefill_traffic,
+    split_traffic,
+)
 
-__all__ = ["decode_traffic", "prefill_traffic", "split_traffic"]
+__all__ = ["AttentionShape", "Traffic", "decode_traffic", "prefill_traffic", "split_traffic"]

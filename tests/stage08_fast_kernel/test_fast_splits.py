@@ -26,7 +26,7 @@ def random_batch(lab, rng, lengths, heads, kv_heads, **how):
 
 
 def test_one_part_is_the_whole(parts, lab, rng):
-    for heads, kv_heads, tile in (MHA, GQA, (1, 1, TILE), (6, 2, GROUP_TILE)):
+    for heads, kv_heads, tile in (MHA, GQA):
         for lengths in ([tile], [2 * tile + int(rng.integers(1, tile)), 1]):
             batch = random_batch(lab, rng, lengths, heads, kv_heads)
             batch.decode(parts.paged_decode_v2, splits=1)
@@ -42,15 +42,14 @@ def test_parts_of_one_length_are_added_up(parts, lab, rng):
 
 def test_the_last_part_may_be_shorter(parts, lab, rng):
     for heads, kv_heads, tile in (MHA, GQA):
-        for splits, tiles in ((2, 3), (3, 5), (3, 7)):
-            for length in (tiles * tile, tiles * tile - int(rng.integers(1, tile))):
-                batch = random_batch(lab, rng, [length], heads, kv_heads, size=0.0)
-                batch.decode(parts.paged_decode_v2, splits=splits, why="equal scores")
+        for splits, length in ((2, 3 * tile), (3, 5 * tile - int(rng.integers(1, tile)))):
+            batch = random_batch(lab, rng, [length], heads, kv_heads, size=0.0)
+            batch.decode(parts.paged_decode_v2, splits=splits, why="equal scores")
 
 
 def test_a_part_weighs_what_its_scores_weigh(parts, lab, rng):
     for heads, kv_heads, tile in (MHA, GQA):
-        for splits, how in ((2, {}), (3, ASCENDING), (4, {"size": 2.0})):
+        for splits, how in ((2, {"size": 2.0}), (3, ASCENDING)):
             batch = random_batch(lab, rng, [splits * tile], heads, kv_heads, **how)
             batch.decode(parts.paged_decode_v2, splits=splits)
     for level in (300.0, -300.0):
@@ -62,20 +61,17 @@ def test_a_part_weighs_what_its_scores_weigh(parts, lab, rng):
 
 def test_parts_without_a_position_do_not_show(parts, lab, rng):
     """Where they would have left something, there is NaN."""
-    for heads, kv_heads, tile in (MHA, GQA):
-        for splits, lengths in ((3, [1, 3 * tile]), (4, [2 * tile, 5]), (7, [4 * tile])):
+    for heads, kv_heads, tile in ((1, 1, TILE), (2, 1, GROUP_TILE)):
+        for splits, lengths in ((3, [1, 3 * tile]), (int(rng.integers(7, 20)), [4 * tile])):
             batch = random_batch(lab, rng, lengths, heads, kv_heads)
             batch.decode(parts.paged_decode_v2, splits=splits, why="parts without a position")
-    splits = int(rng.integers(10, MAX_SPLITS))
-    batch = random_batch(lab, rng, rng.integers(1, 40, 3).tolist(), 1, 1)
-    batch.decode(parts.paged_decode_v2, splits=splits, why="parts without a position")
 
 
 def test_without_a_context_the_output_is_zero(parts, lab, rng):
     for heads, kv_heads, tile in (MHA, GQA):
         for splits in (1, 2):
-            batch = random_batch(lab, rng, [0, splits * tile, 0], heads, kv_heads)
-            batch.decode(parts.paged_decode_v2, splits=splits, why="rows of padding")
+            batch = random_batch(lab, rng, [0, splits * tile], heads, kv_heads)
+            batch.decode(parts.paged_decode_v2, splits=splits, why="a row of padding")
 
 
 def counted_splits(max_context_len, num_seqs, num_kv_heads, num_sms, tile):
@@ -113,21 +109,18 @@ def test_no_part_is_empty(parts, rng):
 
 # --------------------------------------------------------------------------- robustness
 def test_no_part_shows_what_is_stale(parts, lab, rng):
-    """NaN past the context, entries that are no blocks; odd sizes, and half types."""
-    for heads, kv_heads, tile in (MHA, GQA):
-        for block_size in (4, 7):
-            lengths = [tile + 3, int(rng.integers(2 * tile, 3 * tile)), 2]
-            batch = random_batch(
-                lab, rng, lengths, heads, kv_heads, block_size=block_size, head_dim=80
-            )
-            lose_entries_past_the_context(batch, rng)
-            batch.decode(parts.paged_decode_v2, splits=3, outside=np.nan, why="NaN past it")
-        for dtype in ("float16", "bfloat16"):
+    """NaN past the context, and entries that are no blocks; odd sizes, and half types."""
+    for heads, kv_heads, tile, dtype in ((1, 1, TILE, "float16"), (3, 1, GROUP_TILE, "bfloat16")):
+        lengths = [tile + 3, int(rng.integers(2 * tile, 3 * tile))]
+        sizes = {"block_size": 7, "head_dim": 80}
+        batch = random_batch(lab, rng, lengths, heads, kv_heads, **sizes)
+        lose_entries_past_the_context(batch, rng)
+        batch.decode(parts.paged_decode_v2, splits=2, outside=np.nan, why="NaN past the context")
 
-            def decode(batch, **how):
-                batch.decode(parts.paged_decode_v2, splits=2, **how)
+        def decode(batch, **how):
+            batch.decode(parts.paged_decode_v2, splits=2, **how)
 
-            expect_float32_inside(lab, rng, decode, dtype, heads=heads, kv_heads=kv_heads)
+        expect_float32_inside(lab, rng, decode, dtype, heads=heads, kv_heads=kv_heads)
 
 
 def test_a_part_may_lie_past_32_bits(parts, lab, rng):

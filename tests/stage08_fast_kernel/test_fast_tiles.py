@@ -138,7 +138,7 @@ def test_stale_slots_do_not_show(parts, lab, rng, heads):
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_entries_past_the_context_are_not_followed(parts, lab, rng, heads):
-    for lengths in ([4], [7, 1, 0], rng.integers(17, 40, 2).tolist()):
+    for lengths in ([4, 0], rng.integers(17, 40, 2).tolist()):
         batch = Batch.random(lab, rng, lengths, heads=heads, kv_heads=2)
         lose_entries_past_the_context(batch, rng)
         batch.decode(parts.paged_decode_v1, why="entries past the context are no blocks")
