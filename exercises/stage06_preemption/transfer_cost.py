@@ -27,7 +27,7 @@ Stage 6, preemption::
     check   minipaged grade 6
     stuck   minipaged hint 6.4
     use it  minipaged plan --preemption --parts mine
-    next    minipaged grade: how far you are
+    next    lessons/07-kernel.md
 """
 
 from __future__ import annotations
