@@ -35,6 +35,11 @@ OTHERS = {
     "05_scheduler": ({"RATE": 0.5}, {"NUM_BLOCKS": 9}, "who_needs_a_block_gives_its_own_back"),
     "06_preemption": ({"SIBLINGS": 2}, {"NUM_BLOCKS": 60}, "a_plan_has_one_victim"),
     "07_kernel": ({"BLOCK_SIZE": 3}, {"NUM_KV_HEADS": 4}, "query_heads_take_turns"),
+    "08_fast_kernel": (
+        {"BLOCK_SIZE": 16},
+        {"NUM_KV_HEADS": 2},
+        "the_result_is_the_average_of_the_parts",
+    ),
 }
 SECONDS = 30
 #: The paper, figure 2: token states, reserved, internal, external in percent of the KV memory;
