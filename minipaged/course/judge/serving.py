@@ -12,7 +12,7 @@ from typing import Any
 
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.contracts import Executor, StepLogits, StepPlan
-from minipaged.course.judge.stories import stories
+from minipaged.course.judge.stories import grouped, stories
 from minipaged.engine import Engine
 from minipaged.executor.hash_executor import HashExecutor
 from minipaged.llm import LLM
@@ -41,9 +41,10 @@ def serve(
     Args:
         requests: ``prompt`` (token ids), and arguments of :class:`SamplingParams`.
         parts: fields of :class:`minipaged.parts.Parts`; the reference's for the rest.
-        model: ``stories`` (opt-stories), or ``hash``: an executor that hashes what the block
-            tables lead to, so that one wrong block changes every later token.
-        attention: of ``stories``: ``reference``, or ``triton``, by the kernels among the parts.
+        model: ``stories`` (opt-stories), ``grouped`` (query heads share keys; it says nothing of
+            sense), or ``hash``: an executor that hashes what the block tables lead to, so that one
+            wrong block changes every later token.
+        attention: of a model: ``reference``, or ``triton``, by the kernels among the parts.
         settings: fields of :class:`SchedulerConfig`.
 
     Returns:
@@ -57,9 +58,9 @@ def serve(
     )
     scheduler = SchedulerConfig(**settings)
     chosen = Parts(**parts)
-    if model == "stories":
+    if model in ("stories", "grouped"):
         engine = LLM(
-            stories(),
+            stories() if model == "stories" else grouped(),
             cache=cache_config,
             scheduler=scheduler,
             parts=chosen,
