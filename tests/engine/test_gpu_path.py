@@ -3,6 +3,7 @@ launches give, blocks survive the way to the host and back, the pool fits. Witho
 kernels run in Triton's interpreter, and what needs a device is skipped."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from minipaged.executor.torch_executor import TorchExecutor
 from minipaged.kvcache.block_mover import BlockKernels
 from minipaged.kvcache.pool import KVPool
 from minipaged.llm import LLM
+from minipaged.models import build_model
+from minipaged.models.loader import LoadedModel
 from minipaged.models.random_weights import random_model
 from minipaged.parts import Parts
 from minipaged.sampling_params import SamplingParams
@@ -35,16 +38,21 @@ def config(request):
     return SHAPES[request.param]
 
 
+def same_model(config, device):
+    """Random weights, the same on every device: they are drawn on the CPU."""
+    model = build_model(config, torch.float32, device)
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in model.expected_weights().items():
+        weight = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        model.load_weight(name, 1 + weight if name.endswith("norm.weight") else weight)
+    model.finish_loading()
+    return LoadedModel(model, config, None, torch.float32, Path("random"), [])
+
+
 def make(config, attention="triton", *, device=DEVICE, graphs=()):
     """An executor over a pool of NaN, with the weights that every other one of that shape has."""
     pytest.importorskip("triton")
-    loaded = random_model(config)
-    if device != "cpu":
-        again = random_model(config, device=device)
-        weights = loaded.model.state_dict()
-        for name, parameter in again.model.named_parameters():
-            parameter.copy_(weights[name])
-        loaded = again
+    loaded = same_model(config, device)
     parts, kernels = Parts(), None
     if attention == "triton":
         loaded.model.use_kernels()
@@ -208,11 +216,6 @@ def test_an_engine_under_pressure_says_what_an_undisturbed_one_on_a_cpu_says(con
         preemptions = sum(output.metrics.num_preemptions for output in outputs)
         return [output.outputs[0].token_ids for output in outputs], preemptions
 
-    on_cpu = random_model(config)
-    there = random_model(config, device=DEVICE)
-    weights = on_cpu.model.state_dict()
-    for name, parameter in there.model.named_parameters():
-        parameter.copy_(weights[name])
-    ours, preemptions = tokens(there, num_gpu_blocks=20)
+    ours, preemptions = tokens(same_model(config, DEVICE), num_gpu_blocks=20)
     assert preemptions
-    assert ours == tokens(on_cpu, num_gpu_blocks=200)[0]
+    assert ours == tokens(same_model(config, "cpu"), num_gpu_blocks=200)[0]
