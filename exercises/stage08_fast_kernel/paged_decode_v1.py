@@ -49,7 +49,9 @@ STAGES = 3
 MAX_REGISTERS = 128
 
 
-@triton.jit
+# The JIT would compile a kernel anew where the tables have another width. Nothing is won by it:
+# their entries are loaded one by one.
+@triton.jit(do_not_specialize=["table_stride"])
 def paged_decode_v1_kernel(
     out,
     q,
@@ -99,7 +101,7 @@ def paged_decode_v1_kernel(
     tl.static_assert(False, "stage 8, task 8.1: see lessons/08-fast-kernel.md")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def paged_decode_v1_gqa_kernel(
     out,
     q,

@@ -53,7 +53,9 @@ PROGRAMS_PER_SM = 8
 MAX_SPLITS = 64
 
 
-@triton.jit
+# The JIT would compile a kernel anew where the tables have another width. Nothing is won by it:
+# their entries are loaded one by one.
+@triton.jit(do_not_specialize=["table_stride"])
 def paged_decode_v2_kernel(
     out,
     partial,
