@@ -33,11 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DTYPES = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-}
+from minipaged.kernels.arguments import check_prefill, dot_type
 
 #: exp(x) is exp2(x * LOG2_E), and exp2 is one instruction.
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -161,7 +157,7 @@ def paged_prefill(
         ValueError: shapes, types or strides are not these; the message names value and limit.
     """
     out = torch.empty_like(q) if out is None else out
-    _check(q, k_cache, v_cache, block_tables, query_start, context_lens, out)
+    check_prefill(q, k_cache, v_cache, block_tables, query_start, context_lens, out)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1:3]
     num_seqs, group = len(context_lens), num_heads // num_kv_heads
@@ -193,58 +189,8 @@ def paged_prefill(
         DIMS=dims,
         ROWS=rows,
         KEYS=keys,
-        DOT_TYPE=_dot_type(q.dtype),
+        DOT_TYPE=dot_type(paged_prefill_kernel, q.dtype),
         num_warps=num_warps,
         num_stages=num_stages,
     )
     return out
-
-
-def _dot_type(dtype: torch.dtype) -> tl.dtype:
-    compiled = isinstance(paged_prefill_kernel, triton.JITFunction)
-    if dtype == torch.bfloat16 and not compiled:
-        return tl.float32
-    return DTYPES[dtype]
-
-
-def _check(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    query_start: Tensor,
-    context_lens: Tensor,
-    out: Tensor,
-) -> None:
-    if q.dim() != 3 or out.shape != q.shape:
-        raise ValueError(f"q {[*q.shape]}, out {[*out.shape]}: both must be [T, num_heads, d]")
-    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        raise ValueError(
-            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
-            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
-        )
-    num_heads, num_kv_heads = q.shape[1], k_cache.shape[1]
-    if k_cache.shape[3] != q.shape[2]:
-        raise ValueError(f"q has head_dim {q.shape[2]}, but the caches {k_cache.shape[3]}")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    if q.dtype not in DTYPES:
-        raise ValueError(f"q is {q.dtype}, not one of {', '.join(map(str, DTYPES))}")
-    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache, "out": out}.items():
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but q {q.dtype}")
-    for name, tensor in {"q": q, "k_cache": k_cache, "out": out}.items():
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
-    num_seqs = len(context_lens)
-    for name, tensor, shape in (
-        ("block_tables", block_tables, (num_seqs, *block_tables.shape[1:2])),
-        ("query_start", query_start, (num_seqs + 1,)),
-        ("context_lens", context_lens, (num_seqs,)),
-    ):
-        if tensor.shape != shape or tensor.dtype != torch.int32:
-            raise ValueError(
-                f"{name} is {[*tensor.shape]} {tensor.dtype}, not {[*shape]} torch.int32"
-            )
-        if tensor.numel() and tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")

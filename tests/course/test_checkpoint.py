@@ -38,6 +38,22 @@ SEEN = {
         ("6", "sharing_is_lost_on_the_way", "groups_come_back_whole"),
         ("6", "a_moved_block_has_one_holder", "groups_come_back_whole"),
     ],
+    "C": [
+        ("7", "heads_stand_within_a_slot", "one_request_gets_its_text_from_your_kernels"),
+        (
+            "7",
+            "the_target_lies_like_the_source",
+            "samples_are_copied_and_swapped_by_your_kernels",
+        ),
+        ("7", "what_was_summed_is_never_mended", "every_version_of_decode_says_the_same"),
+        ("8", "query_heads_take_turns", "every_version_of_decode_says_the_same"),
+        (
+            "8",
+            "a_part_leaves_its_sum_without_its_maximum",
+            "query_heads_share_keys_in_the_engine",
+        ),
+        ("8", "a_chunk_begins_at_position_0", "prompts_chunks_and_decodes_share_a_step"),
+    ],
 }
 
 
@@ -128,7 +144,9 @@ def test_units_are_in_the_order_of_the_course():
     numbers = [unit.number for unit in COURSE.units]
     for checkpoint in COURSE.checkpoints:
         assert numbers[numbers.index(checkpoint.number) - 1] == checkpoint.after
-    with pytest.raises(CourseError, match=r"there is no stage 'Q': .*; the checkpoints are A, B"):
+    with pytest.raises(
+        CourseError, match=r"there is no stage 'Q': .*; the checkpoints are A, B"
+    ):
         COURSE.unit("Q")
     with pytest.raises(CourseError, match="there is no stage 'A'"):
         COURSE.stage("A")
