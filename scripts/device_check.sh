@@ -51,19 +51,23 @@ step() {
     fi
 }
 
-# Kernels are compiled while their tests run: one process for each file, all at once.
+# Kernels are compiled while their tests run: one process for each argument, all at once. An
+# argument is a file, and after a space an expression that chooses some of its tests.
 pytest_each() {
-    local file status=0 jobs=() logs
+    local tests file chosen status=0 jobs=()
     logs=$(mktemp -d)
-    for file in "$@"; do
-        "$python" -m pytest -q -p no:cacheprovider "$file" >"$logs/$(basename "$file").log" 2>&1 &
+    # Also when the time is up: what has been printed until then tells where.
+    trap 'tail -n +1 "$logs"/*.log; grep -hE "^(FAILED|ERROR)" "$logs"/*.log; rm -r "$logs"' EXIT
+    trap 'exit 1' TERM
+    for tests in "$@"; do
+        read -r file chosen <<<"$tests"
+        "$python" -m pytest -v -p no:cacheprovider ${chosen:+-k "$chosen"} "$file" \
+            >"$logs/$(basename "$file" .py)-${chosen// /-}.log" 2>&1 &
         jobs+=($!)
     done
     for job in "${jobs[@]}"; do
         wait "$job" || status=1
     done
-    tail -n +1 "$logs"/*.log
-    rm -r "$logs"
     return "$status"
 }
 export -f pytest_each
@@ -74,25 +78,30 @@ part() { # NAME SECONDS
 }
 
 part about 40
-kernel_tests=(
-    tests/kernels/test_{block_copy,cache_write,paged_decode,paged_prefill,rms_norm,rotary,silu_mul}.py
-)
+kernel_tests=(tests/kernels/test_{block_copy,cache_write,rms_norm,rotary,silu_mul}.py)
+kernel_tests+=("tests/kernels/test_paged_prefill.py "{,"not "}test_head_dims)
+for version in "v0" "v1" "v2 and not v2-split" "v2-split" "not (v0 or v1 or v2)"; do
+    kernel_tests+=("tests/kernels/test_paged_decode.py $version")
+done
 engine_tests=(tests/engine/test_gpu_path.py tests/engine/test_decode_graphs.py)
 if ((quick)); then
     kernel_tests=(tests/kernels/test_silu_mul.py)
     engine_tests=(tests/engine/test_decode_graphs.py)
 fi
-step kernel_tests 110 bash -c 'pytest_each "$@"' pytest_each "${kernel_tests[@]}" "${engine_tests[@]}"
-part graphs 50
+step kernel_tests 85 bash -c 'pytest_each "$@"' pytest_each "${kernel_tests[@]}"
+# Not beside those: a pool is sized by what is free on the card.
+step engine_tests 45 bash -c 'pytest_each "$@"' pytest_each "${engine_tests[@]}"
+part graphs 45
 part pressure 65
 if ((quick)); then
     functions=(silu_mul)
 else
     functions=()
 fi
+# The machine code alone: what the interpreter counts is no matter of the card.
 arch=$("$python" scripts/device_report.py --arch "$out")
-step audit 40 bash -c 'exec "$python" -m minipaged.cli kernels audit "${@:2}" --processes 8 --json - >"$1"' \
+step audit 30 bash -c 'exec "$python" -m minipaged.cli kernels audit "${@:2}" --code-only --processes 8 --json - >"$1"' \
     audit "$out/audit.json" "${functions[@]}" --arch "$arch"
-step bench 45 bash -c 'exec "$python" -m minipaged.cli kernels bench --seconds 28 --json - >"$1"' \
+step bench 48 bash -c 'exec "$python" -m minipaged.cli kernels bench --seconds 32 --json - >"$1"' \
     bench "$out/bench.json"
 exec "$python" scripts/device_report.py "$out"

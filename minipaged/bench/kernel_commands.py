@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     audit.add_argument("--processes", type=int, default=2, metavar="N", help="that compile")
     audit.add_argument("--json", metavar="FILE", help="write what was found; - for the terminal")
     audit.add_argument(
+        "--code-only", action="store_true", help="do not count bytes in the interpreter"
+    )
+    audit.add_argument(
         "--write", action="store_true", help="put the tables into kernels/RESULTS.md"
     )
     about = "time the kernels on a GPU; without one, print the floors for an A100"
@@ -69,11 +72,11 @@ def _audit(args: argparse.Namespace) -> int:
             raise RequestError(f"no kernel {name!r}: choose from {', '.join(HOST_FUNCTIONS)}")
     if args.processes < 1:
         raise RequestError(f"--processes must be at least 1, not {args.processes}")
-    if args.write and (args.functions or args.arch != REQUIRED_ON):
-        raise RequestError(f"--write takes all kernels, and {REQUIRED_ON}")
+    if args.write and (args.functions or args.code_only or args.arch != REQUIRED_ON):
+        raise RequestError(f"--write takes all kernels, their bytes, and {REQUIRED_ON}")
     chosen = [case for case in CASES if not args.functions or case.function in args.functions]
     audited = audit(args.arch, chosen, args.processes)
-    moved = [] if args.functions else movements()
+    moved = [] if args.functions or args.code_only else movements()
     if args.json:
         _write_json(args.json, as_json(args.arch, audited, moved))
     if args.json != "-":
@@ -191,7 +194,8 @@ def _times(title: str, measured: Sequence[Measured], copy: float) -> Table:
         if entry.seconds is not None and entry.bytes_per_s is not None:
             cell = f"{entry.seconds * 1e6:,.1f} us {entry.bytes_per_s / copy:4.0%}"
         cells.setdefault(entry.case, {})[entry.implementation] = cell
-    rows = [(*_size(case), *(row[name] for name in names)) for case, row in cells.items()]
+    order = sorted(cells, key=lambda case: (case.heads, case.context, case.batch))
+    rows = [(*_size(case), *(cells[case][name] for name in names)) for case in order]
     return title, ("heads", "batch", "context", *names), rows
 
 

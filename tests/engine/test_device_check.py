@@ -121,6 +121,7 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(run_script, tmp_pat
     assert {step["name"]: step["status"] for step in summary["steps"]} == {
         "about": 0,
         "kernel_tests": 0,
+        "engine_tests": 0,
         "graphs": 3,
         "pressure": 0,
         "audit": 0,
@@ -133,12 +134,22 @@ def test_a_step_that_fails_or_hangs_does_not_stop_the_others(run_script, tmp_pat
     assert "out of time" in text
     assert "Some GPU: copies at 2,000 GB/s; torch 2.11" in text
     assert "sm_90: 1 kernels compiled, 0 with faults" in text
-    tests = re.findall(r"tests/\S+\.py", (out / "kernel_tests.log").read_text())
-    assert len(tests) == 8
-    assert all((SCRIPTS.parent / file).is_file() for file in tests)
+    for step, number in {"kernel_tests": 6, "engine_tests": 2}.items():  # rotary's says else
+        tests = set(re.findall(r"tests/\S+\.py", (out / f"{step}.log").read_text()))
+        assert len(tests) == number
+        assert all((SCRIPTS.parent / file).is_file() for file in tests)
+    assert "-k not (v0 or v1 or v2) tests" in (out / "kernel_tests.log").read_text()
     assert "--arch sm_90" in (out / "audit.log").read_text()
     limits = [step["limit"] for step in summary["steps"]]
     assert sum(limits) < 360
+
+
+def test_tests_that_hang_leave_what_they_have_printed(run_script, tmp_path):
+    run_script(tmp_path / "out", rotary="$(sleep 9)")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["failed"] == ["kernel_tests", "graphs", "bench"]
+    assert summary["steps"][1]["status"] == 124
+    assert "rotary is broken" in (tmp_path / "out" / "kernel_tests.log").read_text()
 
 
 def test_one_file_of_tests_that_fails_fails_the_step(run_script, tmp_path):

@@ -456,6 +456,7 @@ def test_a_fault_is_printed_and_the_status_is_1(monkeypatch, capsys):
         (["--processes", "0"], "--processes must be at least 1"),
         (["--write", "silu_mul"], "--write takes all kernels"),
         (["--write", "--arch", "sm_90"], "--write takes all kernels"),
+        (["--write", "--code-only"], "--write takes all kernels"),
     ],
 )
 def test_bad_options_are_refused(options, message, capsys):
