@@ -96,6 +96,24 @@ def audit_lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"{found['arch']}: {len(kernels)} kernels compiled, {faults} with faults"
 
 
+def case_lines(measured: list[dict[str, Any]]) -> Iterator[str]:
+    """Each size, as far as anything was measured, and why something was not."""
+    cases: dict[tuple[Any, ...], list[str]] = {}
+    reasons: dict[str, int] = {}
+    for entry in measured:
+        name, case = entry["implementation"], (entry["heads"], entry["context"], entry["batch"])
+        if entry["seconds"] is not None:
+            cases.setdefault(case, []).append(
+                f"{name} {entry['seconds'] * 1e6:,.0f} us {entry['of_copy']:.0%}"
+            )
+        elif entry["why_not"]:
+            reason = f"{name}: {entry['why_not']}"
+            reasons[reason] = reasons.get(reason, 0) + 1
+    for (heads, context, batch), parts in sorted(cases.items()):
+        yield f"{heads}, context {context}, batch {batch}: {', '.join(parts)}"
+    yield from (f"not measured ({count}): {reason}" for reason, count in reasons.items())
+
+
 def bench_lines(found: dict[str, Any]) -> Iterator[str]:
     """The best and the worst of each kernel, and the paper's Figure 18a."""
     if not found.get("device"):
@@ -110,6 +128,7 @@ def bench_lines(found: dict[str, Any]) -> Iterator[str]:
         best = max(values)
         line = f"{heads} {name}: {min(values):.0%} to {best:.0%} of the copy bandwidth"
         yield f"{line} ({target(best, COPY_SHARE_TARGET, at_least=True)})" if "v2" in name else line
+    yield from case_lines(found["measured"])
     ratios = [entry["paged_over_contiguous"] for entry in found["figure_18a"]]
     if ratios:
         worst = max(ratios)

@@ -175,14 +175,17 @@ def report(folder):
 
 def test_figures_stand_beside_their_targets(tmp_path):
     (tmp_path / "steps.tsv").write_text("bench\t0\t3\t50\ngraphs\t0\t4\t50\n")
-    entry = {"heads": "40x128", "implementation": "paged_v2", "bytes": 1 << 30}
+    entry = {"heads": "40x128", "batch": 32, "context": 1024, "implementation": "paged_v2",
+             "bytes": 1 << 30, "seconds": 2e-4, "why_not": ""}  # fmt: skip
+    wrong = {"seconds": None, "of_copy": None, "why_not": "its result is wrong"}
     (tmp_path / "bench.json").write_text(json.dumps({
         "device": "Some GPU",
         "measured": [
             entry | {"of_copy": 0.5},
             entry | {"of_copy": 0.75},
-            entry | {"of_copy": None},
-            entry | {"of_copy": 0.9, "bytes": 1000},  # in the cache: no share of the memory's
+            entry | wrong,
+            entry | wrong,
+            entry | {"of_copy": 0.9, "bytes": 1000, "batch": 1},  # in the cache: no share of the memory's
         ],
         "figure_18a": [{"paged_over_contiguous": 1.1}, {"paged_over_contiguous": 1.2}],
     }))  # fmt: skip
@@ -195,6 +198,8 @@ def test_figures_stand_beside_their_targets(tmp_path):
     assert done.returncode == 0
     for line in (
         "40x128 paged_v2: 50% to 75% of the copy bandwidth (target >= 0.7: met)",
+        "40x128, context 1024, batch 32: paged_v2 200 us 50%, paged_v2 200 us 75%",
+        "not measured (2): paged_v2: its result is wrong",
         "paged over contiguous (Figure 18a): 1.10 to 1.20 (target <= 1.15: NOT met)",
         "graph 20.00 ms, single launches 30.00 ms, floor 16.00 ms, 1.25x (target <= 1.4: met)",
         "FAILED: batch 32: tokens: 31 of 32",
