@@ -185,7 +185,7 @@ def test_figures_stand_beside_their_targets(tmp_path):
             entry | {"of_copy": 0.75},
             entry | wrong,
             entry | wrong,
-            entry | {"of_copy": 0.9, "bytes": 1000, "batch": 1},  # in the cache: no share of the memory's
+            entry | {"of_copy": 0.9, "bytes": 1000, "batch": 1},  # it may lie in a cache
         ],
         "figure_18a": [{"paged_over_contiguous": 1.1}, {"paged_over_contiguous": 1.2}],
     }))  # fmt: skip
