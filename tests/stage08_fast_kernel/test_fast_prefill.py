@@ -53,9 +53,9 @@ def test_prompts_of_half_types_are_summed_in_float32(parts, lab, rng, dtype):
     chunks(lab, rng, [39], [30], heads=2, **sizes).prefill(parts.paged_prefill)
     # Products of queries and keys are about 100,000, more than float16 holds, and one key stands
     # out: half types keep no other digits of its score.
-    large = chunks(lab, rng, [39], [30], size=160.0, **sizes)
+    large = chunks(lab, rng, [39], [8], size=160.0, **sizes)
     large.prefill(parts.paged_prefill, why="large scores")
-    long = chunks(lab, rng, [300], [7], size=0.1, **sizes)
+    long = chunks(lab, rng, [150], [7], size=0.1, **sizes)
     long.values = [np.full_like(values, 500.0) for values in long.values]
     long.prefill(parts.paged_prefill, why="large sums")
 

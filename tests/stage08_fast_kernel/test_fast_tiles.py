@@ -72,7 +72,7 @@ def expect_float32_inside(lab, rng, decode, dtype, **sizes):
     # Products of queries and keys are about 100,000, more than float16 holds.
     decode(Batch.random(lab, rng, [39], size=150.0, **sizes), scale=3e-5, why="large scores")
     # So is the sum of all values; and one that is added to it is less than bfloat16 can tell.
-    long = Batch.random(lab, rng, [300], size=0.1, **sizes)
+    long = Batch.random(lab, rng, [150], size=0.1, **sizes)
     long.values = [np.full_like(values, 500.0) for values in long.values]
     decode(long, why="large sums")
 
