@@ -202,9 +202,10 @@ def paged_decode_v2_kernel(
         DOT_TYPE: what the operands of ``tl.dot`` are converted to: their own type, but for
             bfloat16 in the interpreter, which would multiply its bits.
 
-    A step loads K and V once for each live position of its tile. What the caches hold past a context
-    may be NaN or infinite and must not show. Scores, softmax and sums are float32, whatever the type
-    of the pointers, and nothing is rounded to TF32 (``input_precision="ieee"``).
+    A step loads K and V once for each live position of its tile. What the caches hold past a
+    context may be NaN or infinite and must not show. Scores, softmax and sums are float32,
+    whatever the type of the pointers, and nothing is rounded to TF32
+    (``input_precision="ieee"``).
     """
     sequence, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context_len = tl.load(context_lens + sequence)

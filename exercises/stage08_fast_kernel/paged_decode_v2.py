@@ -119,9 +119,10 @@ def paged_decode_v2_kernel(
         DOT_TYPE: what the operands of ``tl.dot`` are converted to: their own type, but for
             bfloat16 in the interpreter, which would multiply its bits.
 
-    A step loads K and V once for each live position of its tile. What the caches hold past a context
-    may be NaN or infinite and must not show. Scores, softmax and sums are float32, whatever the type
-    of the pointers, and nothing is rounded to TF32 (``input_precision="ieee"``).
+    A step loads K and V once for each live position of its tile. What the caches hold past a
+    context may be NaN or infinite and must not show. Scores, softmax and sums are float32,
+    whatever the type of the pointers, and nothing is rounded to TF32
+    (``input_precision="ieee"``).
     """
     tl.static_assert(False, "stage 8, task 8.3: see lessons/08-fast-kernel.md")
 
