@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minipaged kernels``."""
     commands = parser.add_subparsers(dest="kernels_command", metavar="COMMAND", required=True)
     about = "compile every kernel for a GPU and read its machine code; needs no GPU"
-    audit = commands.add_parser("audit", help=about, description=f"{about.capitalize()}.")
+    audit = commands.add_parser("audit", help=about, description=f"{about[0].upper()}{about[1:]}.")
     audit.add_argument(
         "functions", nargs="*", metavar="FUNCTION", help="host functions; default: all"
     )
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write", action="store_true", help="put the tables into kernels/RESULTS.md"
     )
     about = "time the kernels on a GPU; without one, print the floors for an A100"
-    bench = commands.add_parser("bench", help=about, description=f"{about.capitalize()}.")
+    bench = commands.add_parser("bench", help=about, description=f"{about[0].upper()}{about[1:]}.")
     bench.add_argument(
         "--seconds", type=float, default=600.0, metavar="S", help="stop when so many have passed"
     )
@@ -117,7 +117,7 @@ def _floors() -> tuple[dict[str, object], list[Table]]:
     gpu = GPUS["a100-40gb"]
     floors = [
         (case, case.must_bytes, case.must_bytes / gpu.hbm_bytes_per_s)
-        for case in (*FIGURE_18A, *SWEEP)
+        for case in sorted({*FIGURE_18A, *SWEEP}, key=_in_a_table)
     ]
     found: dict[str, object] = {
         "device": None,
@@ -132,6 +132,10 @@ def _floors() -> tuple[dict[str, object], list[Table]]:
     ]
     title = f"Bytes that must move, over {gpu.hbm_bytes_per_s / 1e9:.0f} GB/s ({gpu.name})"
     return found, [(title, ("heads", "batch", "context", "must move", "floor"), rows)]
+
+
+def _in_a_table(case: Case) -> tuple[int, int, int]:
+    return -case.shape.num_kv_heads, case.context, case.batch
 
 
 def _measured(seconds: float, dtype: str) -> tuple[dict[str, object], list[Table]]:
