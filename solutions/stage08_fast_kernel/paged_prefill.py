@@ -45,6 +45,6 @@ Arithmetic is what a prefill waits for: 4 * d operations for each pair of a quer
 it sees.
 """
 
-from minipaged.kernels.paged_prefill import paged_prefill, paged_prefill_kernel
+from minipaged.kernels.paged_prefill import paged_prefill, paged_prefill_kernel, tile_of
 
-__all__ = ["paged_prefill", "paged_prefill_kernel"]
+__all__ = ["paged_prefill", "paged_prefill_kernel", "tile_of"]

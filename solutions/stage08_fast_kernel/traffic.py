@@ -34,9 +34,23 @@ says 0.66 GB a layer and 26 GB in all, which at 1,555 GB/s is 17 ms: as long as 
 from minipaged.kernels.traffic import (
     AttentionShape,
     Traffic,
+    block_copy_traffic,
+    cache_write_traffic,
+    decode_intensity,
     decode_traffic,
+    floor_seconds,
     prefill_traffic,
     split_traffic,
 )
 
-__all__ = ["AttentionShape", "Traffic", "decode_traffic", "prefill_traffic", "split_traffic"]
+__all__ = [
+    "AttentionShape",
+    "Traffic",
+    "block_copy_traffic",
+    "cache_write_traffic",
+    "decode_intensity",
+    "decode_traffic",
+    "floor_seconds",
+    "prefill_traffic",
+    "split_traffic",
+]
