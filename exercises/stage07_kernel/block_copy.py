@@ -19,7 +19,8 @@ Stage 7, the paged attention kernel::
     also    robustness 14 points, counterexample.toml 6 points
     check   minipaged grade 7
     stuck   minipaged hint 7.2
-    use it  minipaged generate --parts kernel=mine --attention triton --model opt-stories --raw Once
+    use it  minipaged generate Once --model opt-stories --raw --max-tokens 8 \
+                --attention triton --parts kernel=mine
     next    paged_decode_v0.py, beside this file
 """
 

@@ -25,7 +25,8 @@ Stage 8, fast kernels::
     also    robustness 12 points
     check   minipaged grade 8
     stuck   minipaged hint 8.1
-    use it  minipaged generate --parts fast_kernel=mine --attention triton --model opt-stories --raw Once
+    use it  minipaged generate Once --model opt-stories --raw --max-tokens 8 \
+                --attention triton --parts fast_kernel=mine
     next    paged_decode_v2.py, beside this file
 """
 

@@ -24,7 +24,8 @@ Stage 8, fast kernels::
     also    robustness 12 points
     check   minipaged grade 8
     stuck   minipaged hint 8.4
-    use it  minipaged generate --parts fast_kernel=mine --attention triton --model opt-stories --raw Once
+    use it  minipaged generate Once --model opt-stories --raw --max-tokens 8 \
+                --attention triton --parts fast_kernel=mine
     next    traffic.py, beside this file
 """
 
