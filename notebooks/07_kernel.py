@@ -246,19 +246,27 @@ print("as it should be:", copied)
 # The state is three numbers (for `d = 1`). After each block they are the answer for what has been
 # seen so far. First by hand, in base 2, and then by your kernel.
 #
-# **Prediction 4.** `SCORES` has a list for each block. Fill in the table on paper. Then turn the
-# order of the blocks round (`[::-1]`, values too): which of the rows change, and does the last
-# one? And then make one score 200, anywhere.
+# **Prediction 4.** There is a score and a value for each position, and two positions to a block, so
+# the last block is half full. Fill in the table on paper. Then let the positions come in the other
+# order (`[::-1]`, values too): which of the rows change, and does the last one? And then make one
+# score 200, anywhere.
 
 # %%
-SCORES = [[0, 0], [2, 2], [1]]
-VALUES = [[4, 12], [3, 5], [6]]
+SCORES = [0, 0, 2, 2, 1]
+VALUES = [4, 12, 3, 5, 6]
+
+SLOTS = 2  # of a block
+
+
+def in_blocks(numbers):
+    """The numbers of each block: positions fill one block after the other."""
+    return [numbers[first : first + SLOTS] for first in range(0, len(numbers), SLOTS)]
 
 
 def states(scores, values):
     """(m, l, acc) after each block, and what the earlier sums were multiplied by."""
     m, total, acc = -math.inf, 0.0, 0.0
-    for block_scores, block_values in zip(scores, values):
+    for block_scores, block_values in zip(in_blocks(scores), in_blocks(values)):
         largest = max(m, *block_scores)
         mend = 2.0 ** (m - largest)
         weights = [2.0 ** (s - largest) for s in block_scores]
@@ -274,35 +282,30 @@ for i, (m, total, acc, mend) in enumerate(history):
     print(f"{i:5}  {m:5}  {mend:10.4g}  {total:7.4g}  {acc:7.4g}  {acc / total:8.4g}")
 
 # %%
-block_size = max(len(block) for block in SCORES)
-context_len = sum(len(block) for block in SCORES)
-small_k = torch.full((len(SCORES), 1, block_size, 1), torch.nan)
+small_k = torch.full((len(history), 1, SLOTS, 1), torch.nan)
 small_v = small_k.clone()
-for i, (block_scores, block_values) in enumerate(zip(SCORES, VALUES)):
-    small_k[i, 0, : len(block_scores), 0] = torch.tensor(block_scores, dtype=torch.float32)
-    small_v[i, 0, : len(block_values), 0] = torch.tensor(block_values, dtype=torch.float32)
+small_k.view(-1)[: len(SCORES)] = torch.tensor(SCORES, dtype=torch.float32)
+small_v.view(-1)[: len(VALUES)] = torch.tensor(VALUES, dtype=torch.float32)
+contexts = range(1, len(SCORES) + 1)
 by_kernel = [
     paged_decode_v0(
         torch.ones(1, 1, 1),
         small_k,
         small_v,
-        torch.arange(len(SCORES), dtype=torch.int32)[None],
+        torch.arange(len(history), dtype=torch.int32)[None],
         torch.tensor([seen], dtype=torch.int32),
         math.log(2),  # e^(s ln 2) = 2^s
     ).item()
-    for seen in range(1, context_len + 1)
+    for seen in contexts
 ]
 print("your kernel, for contexts of 1, 2, …:", [round(x, 4) for x in by_kernel])
-plain = [2.0**score for block in SCORES for score in block]
-flat = [value for block in VALUES for value in block]
+plain = [2.0**score for score in SCORES]
 by_definition = [
-    sum(w * v for w, v in zip(plain[:seen], flat)) / sum(plain[:seen])
-    for seen in range(1, context_len + 1)
+    sum(w * v for w, v in zip(plain[:seen], VALUES)) / sum(plain[:seen]) for seen in contexts
 ]
 print("by the definition:                   ", [round(x, 4) for x in by_definition])
 
 figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
-contexts = range(1, context_len + 1)
 axes.plot(contexts, by_definition, "o", ms=8, mfc="none", label="definition")
 axes.plot(contexts, by_kernel, "x", label="your kernel")
 axes.set(xlabel="context (tokens)", ylabel="output", xticks=list(contexts))
@@ -460,7 +463,8 @@ PROMPT = "Once upon a time"
 
 
 def decode(*args):
-    """An engine decodes with the version that is not its own; this one is this notebook's."""
+    """Your decode. An engine that is given the reference's version 0 decodes with the faster
+    version 2 all the same. A function of this notebook is nobody's version 0, so it is used."""
     return paged_decode_v0(*args)
 
 
