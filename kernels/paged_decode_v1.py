@@ -14,8 +14,9 @@ Claimed for sm_80, read from the machine code: no spills; K and V come by asynch
 copies (``LDGSTS.128``), the next tile's while this one is computed, and so do the table's
 entries before them. In half precision at head_dim 128, with blocks of 16, 4 thread blocks of
 4 warps on each multiprocessor. Each has room for 32 KB of K and V on their way: two tiles of 32
-tokens (``group`` 1), or one of 64. An A100 needs about 40 KB on their way to each multiprocessor
-to hide the latency of its memory. Speed has not been measured.
+tokens (``group`` 1), or one of 64. That is 128 KB on a multiprocessor. The memory of an A100 brings
+each of its 108 multiprocessors 1,555 GB/s / 108 = 14.4 KB a microsecond, and so much must be on
+its way for every microsecond that an answer takes. Speed has not been measured.
 """
 
 import torch

@@ -69,6 +69,7 @@ def paged_prefill_kernel(
     With ``h = kv_head * GROUP + r % GROUP``, and ``p`` the position of the query, ``out[t, h]``
     becomes ``sum_j softmax_j(scale * q[t, h] . K[j]) V[j]`` over ``j = 0 .. p``. Scores, softmax
     and sums are float32, whatever the type of the pointers, and nothing is rounded to TF32.
+    The launch's ``num_stages`` lets the loads run ahead that feed a ``tl.dot`` of the loop.
 
     Args:
         out, q: pointers to ``[T, num_heads, HEAD_DIM]``. Rows of no sequence are not touched.

@@ -104,7 +104,8 @@ def decode_traffic(context_lens: Sequence[int], shape: AttentionShape) -> Traffi
     Each key and value of a context comes once for all the query heads that share it, each entry
     of the block table that holds a position of the context once, each context length once, the
     queries and the results once. A sequence with an empty context is padding: its length is read
-    and its result, zero, is stored; its query is not needed.
+    and its result, zero, is stored; its query is not needed. That a kernel may look an entry up
+    again for each position of its block is not counted: this is what it must.
 
     Args:
         context_lens: positions that each query attends to.
@@ -125,17 +126,18 @@ def split_traffic(
     A context is ``ceil(context_len / tile)`` tiles; each of ``num_splits`` parts takes the same
     whole number of them, the fewest that let the parts hold all. So the last parts may be empty.
     A query head leaves ``head_dim`` numbers for each part that is not empty, and one number (the
-    logarithm of its sum) for each part, empty or not. The reduction reads what was left. With one
-    part there is no reduction and no workspace.
+    logarithm of its sum) for each part, empty or not; the parts of padding, a context of 0, are all
+    empty. The reduction reads what was left. With one part there is no reduction and no workspace.
 
     Args:
         num_splits: parts of each context.
         tile: positions of a tile.
 
     Example:
-        Context 100, 4 parts, tiles of 16: 7 tiles, 2 a part, and 4 parts that are not empty. With
-        tiles of 32 there are 4 tiles, 1 a part; with context 60 and tiles of 32, 2 tiles, and 2
-        of the 4 parts are empty.
+        4 query heads of 64, 4 parts. Context 100, tiles of 16: 7 tiles, 2 a part, and no part is
+        empty: 4 * (4 * 64 + 4) numbers, 4160 bytes stored and as many loaded. Context 60, tiles
+        of 32: 2 tiles, 1 a part, and 2 parts are empty: 4 * (2 * 64 + 4) numbers, 2112 bytes.
+        Context 0: 4 * 4 numbers, 64 bytes.
     """
     raise NotImplementedError("stage 8, task 8.5: see lessons/08-fast-kernel.md")
 

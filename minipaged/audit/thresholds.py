@@ -91,6 +91,15 @@ def _other(report: Report, thresholds: Thresholds) -> list[str]:
     if report.kv_bytes_in_flight < thresholds.min_kv_bytes_in_flight:
         found.append(
             f"{report.kernel}: a thread block has at most {report.kv_bytes_in_flight} bytes of K "
-            f"and V in flight, at least {thresholds.min_kv_bytes_in_flight} are asked for"
+            f"and V in flight, at least {thresholds.min_kv_bytes_in_flight} are asked for; "
+            f"{_lines(report)}loads of a loop run ahead by tl.range(..., num_stages=), and by the "
+            "launch's num_stages if they feed a tl.dot in it"
         )
     return found
+
+
+def _lines(report: Report) -> str:
+    """Where K and V are loaded, for the middle of a sentence."""
+    lines = sorted({load.line for load in report.cache_loads})
+    where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+    return f"they are loaded in {where}; " if lines else ""

@@ -297,7 +297,9 @@ def test_a_good_kernel_has_no_fault():
         (
             {"kv_bytes_in_flight": 4096},
             ["k: a thread block has at most 4096 bytes of K and V in flight, at least 8192 are "
-             "asked for"],
+             "asked for; they are loaded in lines 41, 42; loads of a loop run ahead by "
+             "tl.range(..., num_stages=), and by the launch's num_stages if they feed a tl.dot "
+             "in it"],
         ),
     ],
 )  # fmt: skip

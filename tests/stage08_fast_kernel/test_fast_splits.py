@@ -40,13 +40,6 @@ def test_parts_of_one_length_are_added_up(parts, lab, rng):
             batch.decode(parts.paged_decode_v2, splits=splits, why="equal scores")
 
 
-def test_the_last_part_may_be_shorter(parts, lab, rng):
-    for heads, kv_heads, tile in (MHA, GQA):
-        for splits, length in ((2, 3 * tile), (3, 5 * tile - int(rng.integers(1, tile)))):
-            batch = random_batch(lab, rng, [length], heads, kv_heads, size=0.0)
-            batch.decode(parts.paged_decode_v2, splits=splits, why="equal scores")
-
-
 def test_a_part_weighs_what_its_scores_weigh(parts, lab, rng):
     for heads, kv_heads, tile in (MHA, GQA):
         for splits, how in ((2, {"size": 2.0}), (3, ASCENDING)):
@@ -57,6 +50,13 @@ def test_a_part_weighs_what_its_scores_weigh(parts, lab, rng):
         move_scores(batch, [level])
         why = f"scores about {level:g}"
         batch.decode(parts.paged_decode_v2, splits=2, why=why, tolerance=5e-3)
+
+
+def test_the_last_part_may_be_shorter(parts, lab, rng):
+    for heads, kv_heads, tile in (MHA, GQA):
+        for splits, length in ((2, 3 * tile), (3, 5 * tile - int(rng.integers(1, tile)))):
+            batch = random_batch(lab, rng, [length], heads, kv_heads, size=0.0)
+            batch.decode(parts.paged_decode_v2, splits=splits, why="equal scores")
 
 
 def test_parts_without_a_position_do_not_show(parts, lab, rng):

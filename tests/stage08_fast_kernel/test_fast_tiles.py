@@ -128,18 +128,17 @@ def test_groups_of_half_types_are_summed_in_float32(parts, lab, rng, dtype):
     expect_float32_inside(lab, rng, decode, dtype, heads=3)
 
 
-# --------------------------------------------------------------------------- robustness
-@pytest.mark.parametrize("heads", [2, 4])
-def test_stale_slots_do_not_show(parts, lab, rng, heads):
+# --------------------------------------------------------------------------- robustness of 8.1
+#: Heads of queries and of keys: each query head has keys of its own, or two share them.
+MHA, GQA = {"heads": 2, "kv_heads": 2}, {"heads": 4, "kv_heads": 2}
+
+
+def expect_nothing_stale(parts, lab, rng, heads):
     for lengths, stale in (([1], np.nan), ([3, 0, 4], np.inf), ([*rng.integers(5, 40, 2)], np.nan)):
-        batch = Batch.random(lab, rng, lengths, heads=heads, kv_heads=2)
+        batch = Batch.random(lab, rng, lengths, **heads)
         batch.decode(parts.paged_decode_v1, outside=stale, why=f"{stale} in all other slots")
-
-
-@pytest.mark.parametrize("heads", [2, 4])
-def test_entries_past_the_context_are_not_followed(parts, lab, rng, heads):
     for lengths in ([4, 0], rng.integers(17, 40, 2).tolist()):
-        batch = Batch.random(lab, rng, lengths, heads=heads, kv_heads=2)
+        batch = Batch.random(lab, rng, lengths, **heads)
         lose_entries_past_the_context(batch, rng)
         batch.decode(parts.paged_decode_v1, why="entries past the context are no blocks")
 
@@ -149,27 +148,26 @@ def lose_entries_past_the_context(batch, rng):
         row[-(-length // batch.block_size) :] = rng.choice([-1, 2**31 - 1, batch.num_blocks])
 
 
-@pytest.mark.parametrize("heads", [2, 4])
-def test_sizes_that_fill_no_tile_are_right(parts, lab, rng, heads):
+def expect_any_size(parts, lab, rng, heads, tile):
     """Odd heads and blocks; queries are a piece of a product, and outputs lie among others."""
+    num_heads = heads["heads"]
     for block_size, head_dim in ((3, 80), (7, 12)):
-        length = 2 * TILE + int(rng.integers(1, TILE))
-        sizes = {"block_size": block_size, "head_dim": head_dim, "heads": heads, "kv_heads": 2}
+        length = 2 * tile + int(rng.integers(1, tile))
+        sizes = {"block_size": block_size, "head_dim": head_dim, **heads}
         batch = Batch.random(lab, rng, [length, 5], **sizes)
         others = rng.standard_normal(batch.q.shape)
         product = lab.tensor(np.concatenate([batch.q, others], axis=1), "float32")
-        (q, _) = lab.split(product, [heads, heads], 1)
-        wide = lab.tensor(np.full((2, 2 * heads, head_dim), 7.0, np.float32))
+        (q, _) = lab.split(product, [num_heads, num_heads], 1)
+        wide = lab.tensor(np.full((2, 2 * num_heads, head_dim), 7.0, np.float32))
         views = {"q": q, "out": lab.every_other(wide, 1)}
         batch.decode(parts.paged_decode_v1, outside=np.nan, why="views", **views)
         between = lab.read(wide)[:, 1::2]
         expect_array(between, np.full(between.shape, 7.0), "what lies between the outputs")
 
 
-@pytest.mark.parametrize("heads", [2, 4])
-def test_a_block_may_lie_past_32_bits(parts, lab, rng, heads):
+def expect_64_bits(parts, lab, rng, heads):
     """Half precision: from block to block it is 2 ** 30 elements."""
-    batch = Batch.random(lab, rng, [10], dtype="float16", heads=heads, kv_heads=2, spare=1)
+    batch = Batch.random(lab, rng, [10], dtype="float16", spare=1, **heads)
     batch.decode(parts.paged_decode_v1, why="blocks far apart", **far_apart(batch))
 
 
@@ -177,3 +175,24 @@ def far_apart(batch):
     """Its caches, spread over more than 32 bits."""
     names = zip(("k_cache", "v_cache"), batch.caches(5.0))
     return {name: batch.lab.spread(cache, 2**30, dtype="float16") for name, cache in names}
+
+
+def test_stale_slots_do_not_show(parts, lab, rng):
+    """What they hold, and where entries past the context would lead."""
+    expect_nothing_stale(parts, lab, rng, MHA)
+
+
+def test_sizes_that_fill_no_tile_are_right(parts, lab, rng):
+    expect_any_size(parts, lab, rng, MHA, TILE)
+
+
+def test_a_block_may_lie_past_32_bits(parts, lab, rng):
+    expect_64_bits(parts, lab, rng, MHA)
+
+
+# --------------------------------------------------------------------------- robustness of 8.2
+def test_groups_are_right_in_any_cache(parts, lab, rng):
+    """Stale slots, sizes that fill no tile, blocks past 32 bits."""
+    expect_nothing_stale(parts, lab, rng, GQA)
+    expect_any_size(parts, lab, rng, GQA, GROUP_TILE)
+    expect_64_bits(parts, lab, rng, GQA)

@@ -146,7 +146,9 @@ def expect_full_width(machine_code, function, arguments, asked):
     audited = machine_code(function, arguments, asked)
     found = audited.sentences if audited else []
     if found:
-        raise AssertionError(f"{function}, compiled for sm_80: {'; '.join(found)}")
+        dtype, (_, heads, head_dim) = arguments["q"]
+        shape = f"{heads} heads over {arguments['k_cache'][1][1]}, {head_dim} dims, {dtype}"
+        raise AssertionError(f"{function}, compiled for sm_80; {shape}: {'; '.join(found)}")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -212,16 +214,24 @@ def test_prefill_moves_what_its_tiles_must_at_full_width(parts, lab, rng, machin
 
 
 # --------------------------------------------------------------------------- robustness
-@pytest.mark.parametrize("function", ["paged_decode_v1", "paged_decode_v2", "paged_prefill"])
-def test_float32_is_not_rounded_to_tf32(machine_code, function):
+def expect_float32_throughout(machine_code, function, arguments):
     """The interpreter multiplies in float32 whatever is asked. On a card a product of float32 is
     made on tensor cores, of 10 bits of each number, if nobody forbids it."""
-    arguments = {
-        "paged_decode_v1": compiled_for(TINY, "float32"),
-        "paged_decode_v2": compiled_for(TINY, "float32", **PARTS),
-        "paged_prefill": prompts_for(TINY, "float32"),
-    }[function]
     audited = machine_code(function, arguments, "float32")
     for report in audited.reports if audited else []:
         why = f"{report.kernel}, compiled for sm_80 in float32: tensor-core instructions"
         expect(report.tensor_core_instructions, 0, f"{why}, which would round to TF32")
+
+
+def test_groups_are_not_rounded_to_tf32(machine_code):
+    arguments = compiled_for(TINY, "float32")
+    expect_float32_throughout(machine_code, "paged_decode_v1", arguments)
+
+
+def test_parts_are_not_rounded_to_tf32(machine_code):
+    arguments = compiled_for(TINY, "float32", **PARTS)
+    expect_float32_throughout(machine_code, "paged_decode_v2", arguments)
+
+
+def test_prompts_are_not_rounded_to_tf32(machine_code):
+    expect_float32_throughout(machine_code, "paged_prefill", prompts_for(TINY, "float32"))
