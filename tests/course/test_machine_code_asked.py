@@ -57,3 +57,25 @@ def test_it_does_not_fall_short_for_want_of_registers_or_width(version_0):
 
 def test_what_float32_is_compiled_for_is_counted_by_the_test_itself():
     assert asked("float32") == Thresholds(no_spills=False)
+
+
+def test_the_lesson_says_what_is_asked():
+    """Its table has a row for each of the demands, or one for all shapes of a kernel."""
+    lesson = (COURSE.root / STAGE.lesson).read_text(encoding="utf-8")
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in lesson.splitlines()
+        if line.startswith("| `paged_") and line.count("|") == 8
+    ]
+    heads = {"13b": "40 over 40", "gqa": "32 over 8"}
+    for name in STAGE.audit:
+        if name == "float32":
+            continue
+        kind, model = name.rsplit("_", 1)
+        kernel = dict(STAGE.audit[name]).get("kernel", f"paged_{kind}_kernel")
+        (row,) = [r for r in rows if r[0] == kernel and r[1] in (heads[model], "both")]
+        wanted = asked(name)
+        assert (wanted.no_spills, wanted.kv_wide_share) == (True, 1.0)
+        cores = "yes" if wanted.tensor_cores else "–"
+        flight = f"{wanted.min_kv_bytes_in_flight:,}"
+        assert row[2:6] == ["all", cores, str(wanted.min_warps), flight]
