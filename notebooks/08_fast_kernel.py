@@ -469,7 +469,8 @@ for name, (must, call) in runs.items():
 # ## 7. What the compiler makes of it
 #
 # Your version 1, compiled for an A100 in the shapes of OPT-13B and float16. There need not be a
-# card: this is the machine code.
+# card: this is the machine code. Task 8.5 asks it for no spills, 16 warps, 24,576 bytes in flight,
+# and all of K and V at 128 bit. Here you can look as soon as 8.1 is written.
 #
 # **Prediction 8.** The second line has another `block_size` or `head_dim` (`OTHER`). What changes:
 # registers, spills, the width of the loads, the bytes in flight? Try blocks of 1, then heads of
