@@ -65,6 +65,7 @@ class Court:
         self._parents: dict[tuple[bool, Libraries], WarmParent] = {}
         self._homes: dict[str, tuple[Stage, Part]] | None = None
         self._compiled = tempfile.TemporaryDirectory(prefix="minipaged-judge-")
+        self._kernels: dict[str, list[dict[str, Any]]] = {}
 
     def judge(self, job: Mapping[str, Any], checks: list[str]) -> list[CheckResult]:
         """Run checks on one submission."""
@@ -85,7 +86,9 @@ class Court:
         trace = None if job["trace"] is None else Path(job["trace"])
         if self._homes is None:
             self._homes = homes(self.course)
-        examiner = Examiner(open_pen, self._homes, trace, checks, deadline, self._compiled.name)
+        examiner = Examiner(
+            open_pen, self._homes, trace, checks, deadline, self._compiled.name, self._kernels
+        )
         examiner.run(self.course, self.stage, f"--seed={job['seed']}")
         return examiner.results()
 

@@ -3,12 +3,14 @@ each went."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ class Examiner:
         checks: Sequence[str],
         deadline: float,
         compiled: str,
+        kernels: dict[str, list[dict[str, Any]]],
     ) -> None:
         """
         Args:
@@ -74,9 +77,11 @@ class Examiner:
             deadline: on the monotonic clock; what has not begun by then is not run.
             compiled: a folder of ours for compiled tests. Where pytest looks for them otherwise,
                 an earlier submission of the same user may have left others.
+            kernels: those that were compiled for earlier submissions, by what went in.
         """
         self.open_pen, self.known, self.trace = open_pen, known, trace
         self.checks, self.deadline, self.compiled = checks, deadline, compiled
+        self.kernels = kernels
         self.found: dict[str, CheckResult] = {}
         self.unreadable = ""
         self._case = _Case()
@@ -169,21 +174,34 @@ class Examiner:
         client = self._new_client()
         try:
             parts = PartsNamespace(stage, self.known, client.symbol)
-            yield Rig(parts, RemoteLab(client), self.trace, self._compile)
+            compile = partial(self._compile, client.pen.sources)
+            yield Rig(parts, RemoteLab(client), self.trace, compile)
         finally:
             self._close(client)
 
     def _compile(
-        self, part: Part, function: str, arguments: Mapping[str, Any], arch: str, version: int
+        self,
+        sources: Mapping[str, tuple[str, str]],
+        part: Part,
+        function: str,
+        arguments: Mapping[str, Any],
+        arch: str,
+        version: int,
     ) -> tuple[list[dict[str, Any]], str]:
-        """By a worker of its own: the usual one interprets kernels, for good."""
-        client = self._new_client(Libraries.COMPILER)
-        try:
-            symbol = client.symbol(part, function, True)
-            kernels = client.lab("ptx", (symbol, dict(arguments), arch, version), {})
-            return kernels, client.pen.sources[part.name][1]
-        finally:
-            self._close(client)
+        """By a worker of its own: the usual one interprets kernels, for good. A part whose text was
+        compiled before, as in a second round, is not compiled again: parts do not use each other.
+        """
+        source = sources[part.name][1]
+        request = json.dumps([part.name, source, function, arguments, arch, version])
+        if request not in self.kernels:
+            client = self._new_client(Libraries.COMPILER)
+            try:
+                symbol = client.symbol(part, function, True)
+                given = symbol, dict(arguments), arch, version
+                self.kernels[request] = client.lab("ptx", given, {})
+            finally:
+                self._close(client)
+        return self.kernels[request], source
 
     def _new_client(self, *libraries: Libraries) -> Client:
         assert self.open_pen is not None

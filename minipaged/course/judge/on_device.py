@@ -67,7 +67,7 @@ def _run(course: Course, stage: Stage, impl: str, seed: int) -> list[CheckResult
 
     checks = [check.name for check in stage.gpu]
     with tempfile.TemporaryDirectory(prefix="minipaged-judge-") as compiled:
-        examiner = Examiner(None, {}, None, checks, time.monotonic() + SECONDS, compiled)
+        examiner = Examiner(None, {}, None, checks, time.monotonic() + SECONDS, compiled, {})
         examiner.run(course, stage, f"--impl={impl}", f"--seed={seed}")
     return examiner.results()
 
