@@ -289,7 +289,8 @@ def submission_of(stage, folder):
 @pytest.mark.parametrize("key", UNRELATED)
 def test_bugs_that_are_no_mutant_get_no_diagnosis(key, exhaustive):
     stage, submissions = STAGES[key], []
-    for part, find, replace in UNRELATED[key][: None if exhaustive else 3]:
+    tried = None if exhaustive else 1 if stage.triton else 3
+    for part, find, replace in UNRELATED[key][:tried]:
         text = reference_source(COURSE, stage, part)
         assert text.count(find) == 1, find
         submissions.append(
