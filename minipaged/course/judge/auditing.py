@@ -6,11 +6,13 @@ no GPU for it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minipaged.course.catalog import Course, Part, Stage, defined_symbols
+from minipaged.course.device import triton_environment
 from minipaged.course.judge.namespace import homes
 from minipaged.errors import CourseError
 
@@ -74,6 +76,8 @@ class Auditor:
         from minipaged.audit.thresholds import check
         from minipaged.audit.toolchain import ptx_version
 
+        # Triton is imported into this process, in which a counterexample may be interpreted later.
+        os.environ.update(triton_environment(os.environ))
         thresholds, kernel = self._asked(asked)
         _, part = self._known[function]
         made, source = self._make(part, function, arguments, ARCH, ptx_version(ARCH))
