@@ -325,7 +325,8 @@ def test_the_solutions_earn_all_points(key):
     assert result.points == result.total == stage.points
     assert result.diagnosis == ""
     assert len(result.seeds) == 2
-    assert "where the claim is believed" in result.counterexample.message
+    if stage.counterexample is not None:
+        assert "where the claim is believed" in result.counterexample.message
 
 
 @pytest.mark.parametrize("key", KEYS)
