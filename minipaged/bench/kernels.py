@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from minipaged.kernels.traffic import AttentionShape, decode_traffic
 
@@ -184,7 +184,7 @@ def paged_v2(inputs: Inputs) -> Call:
 def contiguous_sdpa(inputs: Inputs) -> Call:
     """PyTorch's attention on the contiguous cache."""
     grouped = inputs.case.shape.num_heads != inputs.case.shape.num_kv_heads
-    return lambda turn: F.scaled_dot_product_attention(
+    return lambda turn: scaled_dot_product_attention(
         inputs.q[:, :, None],  # [batch, heads, 1, dims]
         inputs.keys[turn],
         inputs.values[turn],

@@ -51,6 +51,9 @@ _LEFT_OUT = (
     "lessons/instructor",
 )
 
+#: Given files that do once more what a part does: they are left out while it is closed.
+_TELL = {"kernels/rotary.py": "cache_write"}
+
 #: Folders of a class's repository in which nothing stays that a later release does not have.
 _OWNED = ("kernels/", "lessons/", "minipaged/", "tests/")
 
@@ -149,7 +152,10 @@ def release_contents(
         CourseError: git does not know what belongs to the course.
     """
     listed = _git(course.root, "ls-files", "-z").split("\0")
-    names = [name for name in listed if name.startswith(_KEPT) and not name.startswith(_LEFT_OUT)]
+    closed = [stage for stage in course.stages if stage.number not in given]
+    hidden = [part.name for stage in closed for part in stage.parts]
+    left_out = (*_LEFT_OUT, *(name for name, part in _TELL.items() if part in hidden))
+    names = [name for name in listed if name.startswith(_KEPT) and not name.startswith(left_out)]
     contents: dict[str, Content] = {}
     for name in sorted(names):
         file = course.root / name
@@ -158,7 +164,6 @@ def release_contents(
         elif file.is_file():
             contents[name] = file.read_bytes()
     texts = {str(path): text for path, text in notebook_texts(course).items()}
-    closed = [stage for stage in course.stages if stage.number not in given]
     for stage in closed:
         for part in stage.parts:
             texts[_file_of(course, part)] = exercise_text(course, stage, part)
@@ -174,7 +179,6 @@ def release_contents(
         name = f"tests/{checkpoint.folder}/{answers.FILE}"
         texts[name] = answers.recorded(course, checkpoint, seeds)
     modules = [_file_of(course, part) for stage in closed for part in stage.parts]
-    hidden = [part.name for stage in closed for part in stage.parts]
     for name, change in (
         (FILE, lambda text: _course_text(text, given, hidden)),
         ("Makefile", _makefile),

@@ -35,7 +35,6 @@ _KERNELS = (
 _KERNEL_ENGINE = (
     "minipaged.attention.triton",
     "minipaged.kernels.rms_norm",
-    "minipaged.kernels.rotary",
     "minipaged.kernels.silu_mul",
 )
 _ENGINE = ("minipaged.course.judge.serving", "minipaged.sampling.text_stream")
