@@ -219,7 +219,16 @@ def test_no_link_leads_to_what_is_left_out(closed):
 
 def test_a_closed_module_is_the_skeleton_word_for_word(closed):
     copy = load_course(closed)
-    assert [stage.key for stage in copy.stages if stage.closed] == ["1", "2", "3", "4", "5", "6", "7", "8"]
+    assert [stage.key for stage in copy.stages if stage.closed] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "7",
+        "8",
+    ]
     for name, (stage, part) in copy.closed_parts.items():
         text = (closed / part.source).read_text()
         assert text == exercise_text(COURSE, *COURSE.parts[name])
