@@ -1,4 +1,4 @@
-"""What the host functions of attention demand of their arguments.
+"""What host functions demand of their arguments.
 
 A kernel is given pointers and numbers: of another shape, type or stride it reads what it should
 not, and says nothing. So it is the host function that looks, before the launch. Nothing here looks
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: The types that attention computes with, by what Triton calls them.
+#: The types that kernels compute with, by what Triton calls them.
 FLOAT_TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
@@ -60,6 +60,54 @@ def check_prefill(
     _check_int32("context_lens", context_lens, (num_seqs,))
 
 
+def check_write(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Are these keys and values, ``[T, num_kv_heads, d]``, and slots of caches for them?
+
+    Raises:
+        ValueError: as :func:`check_decode`.
+    """
+    if k.dim() != 3 or v.shape != k.shape:
+        raise ValueError(f"k {[*k.shape]}, v {[*v.shape]}: both must be [T, num_kv_heads, d]")
+    _check_caches(k_cache, v_cache)
+    num_tokens, num_kv_heads, head_dim = k.shape
+    if (k_cache.shape[1], k_cache.shape[3]) != (num_kv_heads, head_dim):
+        raise ValueError(
+            f"k is {[*k.shape]}, but the caches {[*k_cache.shape]} have "
+            f"{k_cache.shape[1]} KV heads of {k_cache.shape[3]}"
+        )
+    check_same_type("k_cache", k_cache, k=k, v=v, v_cache=v_cache)
+    check_contiguous_rows(k=k, v=v, k_cache=k_cache)
+    if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype != torch.int64:
+        raise ValueError(
+            f"slot_mapping is {[*slot_mapping.shape]} {slot_mapping.dtype}, "
+            f"not [{num_tokens}] torch.int64"
+        )
+    if not slot_mapping.is_contiguous():
+        raise ValueError(f"slot_mapping has stride {slot_mapping.stride(0)}, not 1")
+
+
+def check_float(name: str, tensor: Tensor) -> None:
+    """Raise ValueError for a tensor that is of none of :data:`FLOAT_TYPES`."""
+    if tensor.dtype not in FLOAT_TYPES:
+        raise ValueError(f"{name} is {tensor.dtype}, not one of {', '.join(map(str, FLOAT_TYPES))}")
+
+
+def check_same_type(name: str, tensor: Tensor, **others: Tensor) -> None:
+    """Raise ValueError for one of the others that is not of the tensor's type."""
+    for other, value in others.items():
+        if value.dtype != tensor.dtype:
+            raise ValueError(f"{other} is {value.dtype}, but {name} {tensor.dtype}")
+
+
+def check_contiguous_rows(**tensors: Tensor) -> None:
+    """Raise ValueError for a tensor whose last dimension is not contiguous."""
+    for name, tensor in tensors.items():
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+
+
 def dot_type(kernel: Any, dtype: torch.dtype) -> tl.dtype:
     """What the operands of ``tl.dot`` are converted to in a kernel: their own type, but for
     bfloat16 in the interpreter, which would multiply its bits."""
@@ -71,25 +119,24 @@ def dot_type(kernel: Any, dtype: torch.dtype) -> tl.dtype:
 def _check_floats(rows: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> None:
     if q.dim() != 3 or out.shape != q.shape:
         raise ValueError(f"q {[*q.shape]}, out {[*out.shape]}: both must be [{rows}, num_heads, d]")
-    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        raise ValueError(
-            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
-            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
-        )
+    _check_caches(k_cache, v_cache)
     num_heads, head_dim = q.shape[1:]
     num_kv_heads = k_cache.shape[1]
     if k_cache.shape[3] != head_dim:
         raise ValueError(f"q has head_dim {head_dim}, but the caches {k_cache.shape[3]}")
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    if q.dtype not in FLOAT_TYPES:
-        raise ValueError(f"q is {q.dtype}, not one of {', '.join(map(str, FLOAT_TYPES))}")
-    for name, tensor in {"k_cache": k_cache, "v_cache": v_cache, "out": out}.items():
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but q {q.dtype}")
-    for name, tensor in {"q": q, "k_cache": k_cache, "out": out}.items():
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+    check_float("q", q)
+    check_same_type("q", q, k_cache=k_cache, v_cache=v_cache, out=out)
+    check_contiguous_rows(q=q, k_cache=k_cache, out=out)
+
+
+def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
+    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
+        raise ValueError(
+            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
+            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
+        )
 
 
 def _check_int32(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -100,5 +147,5 @@ def _check_int32(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> Non
     if not fits or tensor.dtype != torch.int32:
         wanted = ", ".join(map(str, shape))
         raise ValueError(f"{name} is {[*tensor.shape]} {tensor.dtype}, not [{wanted}] torch.int32")
-    if tensor.numel() and tensor.stride(-1) != 1:
-        raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+    if tensor.numel():
+        check_contiguous_rows(**{name: tensor})

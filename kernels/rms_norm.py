@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from minipaged.kernels.arguments import check_contiguous_rows, check_float, check_same_type
 
 #: The widest row that a program can hold: 32 numbers for each thread of 32 warps.
 MAX_WIDTH = 32768
@@ -112,14 +112,10 @@ def _check(x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor) -> N
         raise ValueError(f"x {[*x.shape]} must be [T, width], and weight {[*weight.shape]} [width]")
     if x.shape[1] > MAX_WIDTH:
         raise ValueError(f"x has rows of {x.shape[1]}, and a program holds {MAX_WIDTH}")
-    if x.dtype not in DTYPES:
-        raise ValueError(f"x is {x.dtype}, not one of {', '.join(map(str, DTYPES))}")
-    others = {"weight": weight, "out": out} | ({} if residual is None else {"residual": residual})
-    for name, tensor in others.items():
-        if name != "weight" and tensor.shape != x.shape:
+    check_float("x", x)
+    rows = {"out": out} if residual is None else {"out": out, "residual": residual}
+    for name, tensor in rows.items():
+        if tensor.shape != x.shape:
             raise ValueError(f"{name} is {[*tensor.shape]}, but x {[*x.shape]}")
-        if tensor.dtype != x.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but x {x.dtype}")
-    for name, tensor in {"x": x, **others}.items():
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+    check_same_type("x", x, weight=weight, **rows)
+    check_contiguous_rows(x=x, weight=weight, **rows)

@@ -11,12 +11,16 @@ Claimed for sm_80: no spills, all loads and stores of heads at 128 bit where ``h
 multiple of 8 (half types) or 4 (float32). Speed is not measured.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from minipaged.kernels.arguments import (
+    check_contiguous_rows,
+    check_float,
+    check_same_type,
+    check_write,
+)
 
 #: Pairs that one program rotates: 8 for each thread of 4 warps, 128 bits of a half type in each
 #: half of a head.
@@ -183,36 +187,15 @@ def _check(
             f"q {[*q.shape]} must be [T, num_heads, d], and k {[*k.shape]} and v {[*v.shape]} "
             "[T, num_kv_heads, d]"
         )
-    num_tokens, num_kv_heads, head_dim = k.shape
+    num_tokens, _, head_dim = q.shape
     if head_dim % 2:
         raise ValueError(f"rotary embedding needs an even head_dim, not {head_dim}")
-    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        raise ValueError(
-            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
-            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
-        )
-    if (k_cache.shape[1], k_cache.shape[3]) != (num_kv_heads, head_dim):
-        raise ValueError(
-            f"k is {[*k.shape]}, but the caches {[*k_cache.shape]} have "
-            f"{k_cache.shape[1]} KV heads of {k_cache.shape[3]}"
-        )
-    if q.dtype not in DTYPES:
-        raise ValueError(f"q is {q.dtype}, not one of {', '.join(map(str, DTYPES))}")
-    for name, tensor in {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}.items():
-        if tensor.dtype != q.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but q {q.dtype}")
+    check_float("q", q)
+    check_same_type("q", q, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
     for name, tensor in {"cos": cos, "sin": sin}.items():
         if tensor.dim() != 2 or len(tensor) != num_tokens or tensor.shape[1] < head_dim // 2:
             raise ValueError(
                 f"{name} is {[*tensor.shape]}, not [{num_tokens}, {head_dim // 2}] or wider"
             )
-    for name, tensor in {"q": q, "k": k, "v": v, "cos": cos, "sin": sin, "cache": k_cache}.items():
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
-    if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype != torch.int64:
-        raise ValueError(
-            f"slot_mapping is {[*slot_mapping.shape]} {slot_mapping.dtype}, "
-            f"not [{num_tokens}] torch.int64"
-        )
-    if not slot_mapping.is_contiguous():
-        raise ValueError(f"slot_mapping has stride {slot_mapping.stride(0)}, not 1")
+    check_contiguous_rows(q=q, cos=cos, sin=sin)
+    check_write(k, v, k_cache, v_cache, slot_mapping)

@@ -7,12 +7,11 @@ Claimed for sm_80: no spills, all loads and stores at 128 bit where ``inner`` is
 (half types) or 4 (float32). Speed is not measured.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from minipaged.kernels.arguments import check_contiguous_rows, check_float
 
 #: Columns that one program computes: 8 for each thread of 4 warps, 128 bits of a half type.
 TILE_COLUMNS = 1024
@@ -59,17 +58,14 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up is {[*gate_up.shape]}, not [T, 2 * inner]")
-    if gate_up.dtype not in DTYPES:
-        raise ValueError(f"gate_up is {gate_up.dtype}, not one of {', '.join(map(str, DTYPES))}")
+    check_float("gate_up", gate_up)
     num_tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, inner) if out is None else out
     if out.shape != (num_tokens, inner) or out.dtype != gate_up.dtype:
         raise ValueError(
             f"out is {[*out.shape]} {out.dtype}, not {[num_tokens, inner]} {gate_up.dtype}"
         )
-    for name, tensor in {"gate_up": gate_up, "out": out}.items():
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
+    check_contiguous_rows(gate_up=gate_up, out=out)
     if num_tokens == 0:
         return out
     columns = min(TILE_COLUMNS, triton.next_power_of_2(inner))

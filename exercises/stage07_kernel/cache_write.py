@@ -21,10 +21,11 @@ Stage 7, the paged attention kernel::
     next    block_copy.py, beside this file
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from minipaged.kernels.arguments import check_write
 
 #: Elements of K, and of V, that one program moves: 8 for each thread of 4 warps, that is 128
 #: bits of a half type.
@@ -86,7 +87,7 @@ def cache_write(
     Raises:
         ValueError: shapes, types or strides that do not fit, with the value and what it must be.
     """
-    _check(k, v, k_cache, v_cache, slot_mapping)
+    check_write(k, v, k_cache, v_cache, slot_mapping)
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:
         return
@@ -112,32 +113,3 @@ def cache_write(
         DIMS=dims,
         num_warps=4,
     )
-
-
-def _check(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    if k.dim() != 3 or v.shape != k.shape:
-        raise ValueError(f"k {[*k.shape]}, v {[*v.shape]}: both must be [T, num_kv_heads, d]")
-    if k_cache.dim() != 4 or v_cache.shape != k_cache.shape or v_cache.stride() != k_cache.stride():
-        raise ValueError(
-            f"k_cache {[*k_cache.shape]}, v_cache {[*v_cache.shape]}: both must be "
-            "[num_blocks, num_kv_heads, block_size, d], with the same strides"
-        )
-    num_tokens, num_kv_heads, head_dim = k.shape
-    if (k_cache.shape[1], k_cache.shape[3]) != (num_kv_heads, head_dim):
-        raise ValueError(
-            f"k is {[*k.shape]}, but the caches {[*k_cache.shape]} have "
-            f"{k_cache.shape[1]} KV heads of {k_cache.shape[3]}"
-        )
-    for name, tensor in {"k": k, "v": v, "v_cache": v_cache}.items():
-        if tensor.dtype != k_cache.dtype:
-            raise ValueError(f"{name} is {tensor.dtype}, but k_cache {k_cache.dtype}")
-    for name, tensor in {"k": k, "v": v, "k_cache": k_cache}.items():
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: its last dimension has stride {tensor.stride(-1)}, not 1")
-    if slot_mapping.shape != (num_tokens,) or slot_mapping.dtype != torch.int64:
-        raise ValueError(
-            f"slot_mapping is {[*slot_mapping.shape]} {slot_mapping.dtype}, "
-            f"not [{num_tokens}] torch.int64"
-        )
-    if not slot_mapping.is_contiguous():
-        raise ValueError(f"slot_mapping has stride {slot_mapping.stride(0)}, not 1")
