@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from minipaged.executor.decode_graphs import CudaCapture
 from minipaged.kernels.traffic import AttentionShape, decode_traffic
 
 MiB = 1 << 20
@@ -295,19 +296,13 @@ def time_on_gpu(call: Call, turns: int) -> float:
     """Seconds of one call: the median over replays of a CUDA graph, by the calls in it."""
     from triton.testing import do_bench
 
-    # Compiling, and whatever is allocated at first use, must not be captured.
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    def work() -> None:
         for turn in range(turns):
             call(turn)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for turn in range(turns):
-            call(turn)
+
+    replay = CudaCapture()(work)
     # A replay reads a few hundred megabytes at least: it varies little, and there are many cases.
-    milliseconds: float = do_bench(graph.replay, warmup=10, rep=50, return_mode="median")
+    milliseconds: float = do_bench(replay, warmup=10, rep=50, return_mode="median")
     return milliseconds / 1e3 / turns
 
 
