@@ -93,3 +93,8 @@ def to_device(arrays: Sequence[_Array], device: torch.device) -> list[Tensor]:
     for view, array in zip(packing.views(memory), arrays):
         view.numpy()[...] = array
     return packing.views(memory.to(device, non_blocking=True))
+
+
+def take_rows(rows: Tensor, index: Sequence[int]) -> Tensor:
+    """``rows[index]``; a list as an index would make the host wait for the device."""
+    return rows.index_select(0, *to_device([np.array(index, np.int64)], rows.device))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from minipaged.contracts import Decision, GroupDecision, StepLogits, StepPlan
-from minipaged.device import to_device
+from minipaged.device import take_rows
 from minipaged.sampling.beam_search import BeamSearch
 from minipaged.sampling.logprobs import extend_prompt_logprobs, token_logprobs
 from minipaged.sampling.sampler import NO_TOKEN, Sampler, SampleRow
@@ -101,7 +100,7 @@ class TorchSampling:
         requests = [request for group, seqs in sampled for request in self._requests(group, seqs)]
         index = [row_of[seq.seq_id] for _, seqs in sampled for seq in seqs]
         in_order = index == list(range(len(rows)))
-        tokens = self._sampler.sample(rows if in_order else _take(rows, index), requests)
+        tokens = self._sampler.sample(rows if in_order else take_rows(rows, index), requests)
 
         decisions: list[GroupDecision] = []
         drawn = zip(requests, tokens)
@@ -149,7 +148,7 @@ class TorchSampling:
         """One step of a beam search."""
         group, seqs = live
         params = group.params
-        logits = _take(rows, [row_of[seq.seq_id] for seq in seqs])  # [beams, V]
+        logits = take_rows(rows, [row_of[seq.seq_id] for seq in seqs])  # [beams, V]
         scores = logits.log_softmax(dim=-1)[:, : self.vocab_size].contiguous()
         requests = [SampleRow(params, seq.token_ids, seq.num_prompt_tokens) for seq in seqs]
         self._sampler.adjust(scores, requests)
@@ -175,7 +174,7 @@ class TorchSampling:
         if not wanted:
             return
         entries = token_logprobs(
-            _take(rows, [row_of[child.parent.seq_id] for child, _ in wanted]),
+            take_rows(rows, [row_of[child.parent.seq_id] for child, _ in wanted]),
             [child.token_id for child, _ in wanted],
             [params.logprobs or 0 for _, params in wanted],
             self.vocab_size,
@@ -199,11 +198,6 @@ class TorchSampling:
             if span.prompt_logprobs and span.seq_id in owner:
                 rows = logits.prompt_rows[span.seq_id]
                 extend_prompt_logprobs(owner[span.seq_id], span, rows, self.vocab_size)
-
-
-def _take(rows: Tensor, index: list[int]) -> Tensor:
-    """``rows[index]``; a list as an index would make the host wait for the device."""
-    return rows.index_select(0, *to_device([np.array(index, np.int64)], rows.device))
 
 
 def _failed(live: _Live, row: Tensor, done: bool = False) -> GroupDecision:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minipaged.device import to_device
+from minipaged.device import take_rows, to_device
 from minipaged.sampling.uniforms import uniforms
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _select(rows: Tensor, index: list[int]) -> Tensor:
     """``rows[index]``, for distinct ascending indices."""
     if len(index) == len(rows):
         return rows
-    return rows.index_select(0, *_indices(index, device=rows.device))
+    return take_rows(rows, index)
 
 
 def _greedy(logits: Tensor) -> list[int]:
