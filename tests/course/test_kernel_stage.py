@@ -61,7 +61,7 @@ def verdicts(course, stage):
     of them."""
     skeletons = {p.name: exercise_text(course, stage, p) for p in stage.parts}
     wild = (
-        "    _check(k, v, k_cache, v_cache, slot_mapping)\n",
+        "    check_write(k, v, k_cache, v_cache, slot_mapping)\n",
         "    import ctypes\n    ctypes.string_at(1 << 40, 8)\n",
     )
     cases = {
