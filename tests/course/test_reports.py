@@ -97,7 +97,7 @@ def test_classroom50_takes_what_is_written(count):
     """Bounds of the format: at most 100 tests, unique names, whole points, some seconds."""
     stages = load_course().stages[:count]
     rows = classroom50(stages)
-    checks = sum(len(stage.checks()) for stage in stages)
+    checks = sum(1 for stage in stages for _ in stage.checks())
     assert (len(rows) == 1 + checks) == (count is not None)
     assert len(rows) <= 100
     assert len({row["name"] for row in rows}) == len(rows)
