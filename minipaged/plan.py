@@ -7,197 +7,29 @@ from the two; and what a preemption costs, with the paper's figure 19a. Needs no
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import TypeVar
 
+from minipaged.capacity import (
+    ACTIVATION_BYTES,
+    DTYPE_BYTES,
+    Plan,
+    PlanError,
+    find_gpu,
+    find_model,
+    gib,
+    least_tensor_parallel,
+    make_plan,
+)
 from minipaged.config import CacheConfig, ConfigError, ModelConfig
 from minipaged.course.student_parts import default_spec, explained, load_parts
-from minipaged.errors import MinipagedError
 from minipaged.hardware import GPUS, GiB, Gpu
 from minipaged.kvcache import sizing
-from minipaged.models.catalog import CATALOG, parameter_count
+from minipaged.models.catalog import CATALOG
 from minipaged.scheduling import transfer_cost
-
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-#: Bytes of each card that are neither weights nor KV cache: activations, the CUDA context,
-#: buffers of the collectives. With the 0.95 utilization of the authors' experiments, table 1
-#: implies 1.67 GiB for the 13B model, 1.68 for 66B and 1.60 for 175B: nearly the same number
-#: three times, though the models differ by a factor of 13.
-ACTIVATION_BYTES = round(1.67 * GiB)
-
-MAX_TENSOR_PARALLEL = 64
-
-T = TypeVar("T")
-
-
-class PlanError(MinipagedError, ValueError):
-    """There is no such model or card, or one does not fit on the other."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A model on ``tensor_parallel`` cards. Bytes are those of one card; all cards hold the same
-    blocks, so blocks, slots and sequences are those of the whole engine.
-
-    Attributes:
-        kv_heads: that each card stores.
-        kv_bytes: what is left for the KV cache.
-        num_slots: tokens in ``num_blocks`` whole blocks.
-        max_sequences: of ``max_model_len`` tokens each, at the same time.
-    """
-
-    model: str
-    gpu: str
-    tensor_parallel: int
-    dtype: str
-    block_size: int
-    utilization: float
-    watermark: float
-    max_model_len: int
-    parameters: int
-    num_layers: int
-    kv_heads: int
-    head_dim: int
-    card_bytes: int
-    weight_bytes: int
-    activation_bytes: int
-    kv_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_block: int
-    num_blocks: int
-    num_slots: int
-    watermark_blocks: int
-    swap_bytes: int
-    swap_blocks: int
-    max_sequences: int
-
-
-def make_plan(
-    model: ModelConfig,
-    gpu: Gpu,
-    tensor_parallel: int = 1,
-    dtype: str = "float16",
-    cache: CacheConfig | None = None,
-    max_model_len: int | None = None,
-    activation_bytes: int = ACTIVATION_BYTES,
-    arithmetic: ModuleType = sizing,
-) -> Plan:
-    """Divide the memory of a card.
-
-    Weights are taken to be spread evenly over the cards (norms and biases, which every card
-    holds, are less than a thousandth).
-
-    Args:
-        cache: block size, utilization, swap space (of each card) and watermark; its numbers of
-            blocks play no part.
-        max_model_len: tokens of the longest sequence; None: as many as the model has positions.
-        activation_bytes: of each card, kept for all that is neither weights nor KV cache.
-        arithmetic: has the functions of :mod:`minipaged.kvcache.sizing`.
-
-    Raises:
-        PlanError: the weights leave no room for a single block; the message names the least
-            number of cards that fit.
-        ConfigError: the heads cannot be spread over ``tensor_parallel`` cards.
-    """
-    cache = cache or CacheConfig()
-    plan = _divide(
-        model, gpu, tensor_parallel, dtype, cache,
-        max_model_len or model.max_model_len, activation_bytes, arithmetic,
-    )  # fmt: skip
-    if plan.num_blocks:
-        return plan
-    advice = "no number of such cards holds it"
-    least = least_tensor_parallel(
-        model, gpu, dtype, cache, max_model_len, activation_bytes, arithmetic
-    )
-    if least is not None:
-        advice = f"the least number of such cards that holds it is {least} (--tensor-parallel)"
-    raise PlanError(
-        f"{model.name} does not fit on {tensor_parallel} x {gpu.name}: of each card's "
-        f"{_gib(gpu.memory_bytes)} the engine may use "
-        f"{_gib(int(gpu.memory_bytes * cache.gpu_memory_utilization))} "
-        f"({cache.gpu_memory_utilization:.0%}); weights in {dtype} take "
-        f"{_gib(plan.weight_bytes)} and activations {_gib(activation_bytes)}, which leaves no room "
-        f"for a block of KV cache; {advice}"
-    )
-
-
-def least_tensor_parallel(
-    model: ModelConfig,
-    gpu: Gpu,
-    dtype: str = "float16",
-    cache: CacheConfig | None = None,
-    max_model_len: int | None = None,
-    activation_bytes: int = ACTIVATION_BYTES,
-    arithmetic: ModuleType = sizing,
-) -> int | None:
-    """The least number of cards that hold the model and one sequence of ``max_model_len``;
-    None if none up to 64 does."""
-    length = max_model_len or model.max_model_len
-    for ranks in range(1, min(model.num_heads, MAX_TENSOR_PARALLEL) + 1):
-        try:
-            plan = _divide(
-                model, gpu, ranks, dtype, cache or CacheConfig(), length, activation_bytes,
-                arithmetic,
-            )  # fmt: skip
-        except ConfigError:
-            continue
-        if plan.max_sequences:
-            return ranks
-    return None
-
-
-def _divide(
-    model: ModelConfig,
-    gpu: Gpu,
-    tensor_parallel: int,
-    dtype: str,
-    cache: CacheConfig,
-    max_model_len: int,
-    activation_bytes: int,
-    arithmetic: ModuleType,
-) -> Plan:
-    item = DTYPE_BYTES[dtype]
-    block_size = cache.block_size
-    block_bytes = arithmetic.kv_bytes_per_block(model, item, block_size, tensor_parallel)
-    parameters = parameter_count(model)
-    weight_bytes = -(-parameters * item // tensor_parallel)
-    kv_bytes = arithmetic.kv_budget_bytes(
-        gpu.memory_bytes, cache.gpu_memory_utilization, weight_bytes, activation_bytes
-    )
-    num_blocks = arithmetic.blocks_that_fit(kv_bytes, block_bytes)
-    return Plan(
-        model=model.name,
-        gpu=gpu.name,
-        tensor_parallel=tensor_parallel,
-        dtype=dtype,
-        block_size=block_size,
-        utilization=cache.gpu_memory_utilization,
-        watermark=cache.watermark,
-        max_model_len=max_model_len,
-        parameters=parameters,
-        num_layers=model.num_layers,
-        kv_heads=arithmetic.kv_heads_per_rank(model, tensor_parallel),
-        head_dim=model.head_dim,
-        card_bytes=gpu.memory_bytes,
-        weight_bytes=weight_bytes,
-        activation_bytes=activation_bytes,
-        kv_bytes=kv_bytes,
-        kv_bytes_per_token=arithmetic.kv_bytes_per_token(model, item, tensor_parallel),
-        kv_bytes_per_block=block_bytes,
-        num_blocks=num_blocks,
-        num_slots=num_blocks * block_size,
-        watermark_blocks=arithmetic.watermark_blocks(num_blocks, cache.watermark),
-        swap_bytes=cache.swap_space_bytes,
-        swap_blocks=arithmetic.blocks_that_fit(cache.swap_space_bytes, block_bytes),
-        max_sequences=arithmetic.sequences_that_fit(num_blocks, max_model_len, block_size),
-    )
 
 
 # --------------------------------------------------------------------------- table 1
@@ -437,12 +269,12 @@ def render_plan(plan: Plan) -> str:
     block = plan.block_size
     rows = [
         ("parameters", f"{plan.parameters:,}", ""),
-        ("weights", _gib(plan.weight_bytes), f"{plan.weight_bytes / 1e9:.1f} GB in {plan.dtype}"),
-        ("activations", _gib(plan.activation_bytes), "kept for all that is not weights or KV"),
+        ("weights", gib(plan.weight_bytes), f"{plan.weight_bytes / 1e9:.1f} GB in {plan.dtype}"),
+        ("activations", gib(plan.activation_bytes), "kept for all that is not weights or KV"),
         (
             "KV cache",
-            _gib(plan.kv_bytes),
-            f"{plan.utilization:g} x {_gib(plan.card_bytes)} - weights - activations",
+            gib(plan.kv_bytes),
+            f"{plan.utilization:g} x {gib(plan.card_bytes)} - weights - activations",
         ),
         (
             "KV bytes a token",
@@ -454,7 +286,7 @@ def render_plan(plan: Plan) -> str:
         ("blocks", f"{plan.num_blocks:,}", "KV cache / bytes a block"),
         ("slots", f"{plan.num_slots:,}", f"blocks x {block}"),
         ("watermark", f"{plan.watermark_blocks:,} blocks", f"{plan.watermark:g} x blocks"),
-        ("swap", f"{plan.swap_blocks:,} blocks", f"in {_gib(plan.swap_bytes)} of host memory"),
+        ("swap", f"{plan.swap_blocks:,} blocks", f"in {gib(plan.swap_bytes)} of host memory"),
         ("sequences", f"{plan.max_sequences:,}", f"of {plan.max_model_len:,} tokens at a time"),
     ]
     lines = [f"{plan.model} on {plan.gpu}{cards}", "", *_align(rows, right=(1,))]
@@ -481,7 +313,7 @@ def render_overview(plans: Iterable[Plan], gpu: Gpu, left_out: Sequence[str] = (
         (
             plan.model,
             f"{plan.tensor_parallel}",
-            _gib(plan.weight_bytes),
+            gib(plan.weight_bytes),
             f"{plan.kv_bytes_per_token:,} B",
             f"{plan.num_blocks:,}",
             f"{plan.num_slots:,}",
@@ -492,7 +324,7 @@ def render_overview(plans: Iterable[Plan], gpu: Gpu, left_out: Sequence[str] = (
         for plan in plans
     ]
     lines = [
-        f"On {gpu.name} ({_gib(gpu.memory_bytes)}), bytes of one card:",
+        f"On {gpu.name} ({gib(gpu.memory_bytes)}), bytes of one card:",
         "",
         *_align([head, *rows], right=range(1, len(head))),
     ]
@@ -537,10 +369,6 @@ def _compare(paper: float, ours: float, style: str) -> tuple[str, str, str]:
     return style.format(paper), f"{ours:.2f}", f"{percent:+.1f} %"
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GiB:.2f} GiB"
-
-
 def _align(rows: Sequence[Sequence[str]], right: Iterable[int]) -> list[str]:
     """Columns as wide as their widest entry, two spaces apart."""
     to_the_right = set(right)
@@ -555,26 +383,6 @@ def _align(rows: Sequence[Sequence[str]], right: Iterable[int]) -> list[str]:
 
 
 # --------------------------------------------------------------------------- command line
-def find_model(name: str) -> ModelConfig:
-    """A model of the catalog, by its name or hub id. Raises PlanError, with suggestions."""
-    return _find("model", name, name.rsplit("/", 1)[-1], CATALOG)
-
-
-def find_gpu(name: str) -> Gpu:
-    """A card, by its name. Raises PlanError, with suggestions."""
-    return _find("GPU", name, name, GPUS)
-
-
-def _find(kind: str, given: str, name: str, known: Mapping[str, T]) -> T:
-    key = name.lower().replace("_", "-").replace(" ", "-")
-    if key in known:
-        return known[key]
-    near = [k for k in known if k.startswith(key)] if key else []
-    near = near or difflib.get_close_matches(key, known, n=3)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise PlanError(f"unknown {kind} {given!r}: {hint}known are {', '.join(known)}")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minipaged plan``."""
     default = CacheConfig()

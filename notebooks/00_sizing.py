@@ -53,12 +53,13 @@ import numpy as np
 from IPython.display import display
 
 from minipaged import LLM, SamplingParams
+from minipaged.capacity import ACTIVATION_BYTES
 from minipaged.config import CacheConfig
 from minipaged.course.student_parts import load_parts
 from minipaged.errors import ConfigError
 from minipaged.hardware import GPUS
 from minipaged.models.catalog import CATALOG, parameter_count
-from minipaged.plan import ACTIVATION_BYTES, render_table1, table1
+from minipaged.plan import render_table1, table1
 from minipaged.sim.lengths import load_lengths
 
 # %% tags=["parameters"]

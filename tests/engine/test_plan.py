@@ -10,21 +10,19 @@ from pathlib import Path
 import pytest
 
 from minipaged import plan as plan_module
-from minipaged.config import CacheConfig, ConfigError
-from minipaged.errors import CourseError, MinipagedError
-from minipaged.hardware import GPUS, GiB
-from minipaged.models.catalog import CATALOG, parameter_count
-from minipaged.plan import (
+from minipaged.capacity import (
     ACTIVATION_BYTES,
     PlanError,
-    add_arguments,
     find_gpu,
     find_model,
     least_tensor_parallel,
     make_plan,
-    run,
-    table1,
 )
+from minipaged.config import CacheConfig, ConfigError
+from minipaged.errors import CourseError, MinipagedError
+from minipaged.hardware import GPUS, GiB
+from minipaged.models.catalog import CATALOG, parameter_count
+from minipaged.plan import add_arguments, run, table1
 
 A100 = GPUS["a100-40gb"]
 

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from minipaged.capacity import PlanError
 from minipaged.hardware import GPUS
 from minipaged.models.catalog import CATALOG
 from minipaged.plan import (
     FIGURE_19A,
-    PlanError,
     add_arguments,
     machine_of,
     preemption_costs,

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("contracts", "outputs", "trace"),
     ("attention", "audit", "invariants", "viz"),
     ("kvcache", "models tokenizer fetch", "sampling"),
-    ("scheduling", "executor"),
+    ("scheduling", "executor", "capacity"),
     ("parts",),
     ("engine",),
     ("llm",),
