@@ -178,6 +178,38 @@ def percentile(values: Values, q: float) -> float:
     return low + (high - low) * (place - below)
 
 
+def summary_statistics(
+    values: Values, percentiles: Sequence[float] = (50, 90, 99)
+) -> dict[str, float]:
+    """What is reported of a pool of values.
+
+    Args:
+        values: in any order, in any unit.
+        percentiles: those that are wanted.
+
+    Returns:
+        ``mean``; ``median``, the 50th percentile; ``std``, the standard deviation of all values
+        there are, whose squared distances are divided by their number; and the percentiles, each
+        under its name, ``p99`` or ``p99.9``. Of an empty pool they are all ``nan``, never 0: 0
+        would be a good latency.
+
+    Raises:
+        ConfigError: as :func:`percentile`.
+
+    Example: 1, 2, 3 and 6 have the mean 3, the median 2.5, and the standard deviation 1.87.
+    """
+    names = {f"p{q:g}": q for q in percentiles}
+    if not len(values):
+        return dict.fromkeys(("mean", "median", "std", *names), math.nan)
+    ordered = np.sort(np.asarray(values, dtype=np.float64))  # once, not for each percentile
+    return {
+        "mean": float(ordered.mean()),
+        "median": percentile(ordered, 50),
+        "std": float(ordered.std()),
+        **{name: percentile(ordered, q) for name, q in names.items()},
+    }
+
+
 def goodput(records: Iterable[RequestRecord], slo: Mapping[str, float], duration: float) -> float:
     """Requests a second that were served well: within *all* bounds of a service level objective.
 
@@ -308,10 +340,8 @@ def summarize(
 ) -> dict[str, float]:
     """A run in numbers, under the names of vLLM's JSON files. :func:`definition` says what each is.
 
-    Of each latency there are ``mean``, ``median``, ``std`` (of the whole pool, not of a sample) and
-    the percentiles, as ``p99_ttft_ms``. ``normalized_latency_s_per_token`` is the mean, and has
-    percentiles beside it. Of a latency without a single value they are ``nan``, never 0: 0 would be
-    a good one.
+    Of each latency there are the :func:`summary_statistics`, as ``p99_ttft_ms``, of its whole pool.
+    ``normalized_latency_s_per_token`` is the mean, and has percentiles beside it.
 
     Args:
         duration: of the run, in seconds.
@@ -342,25 +372,14 @@ def summarize(
     }
     for metric in ("ttft", "tpot", "itl", "e2el"):
         values = 1e3 * np.array(pooled(served, metric))
-        summary |= {f"{k}_{metric}_ms": v for k, v in _statistics(values, percentiles).items()}
+        summary |= {
+            f"{k}_{metric}_ms": v for k, v in summary_statistics(values, percentiles).items()
+        }
     key = "normalized_latency_s_per_token"
-    of_sequences = _statistics(np.array(pooled(served, "normalized_latency")), percentiles)
+    of_sequences = summary_statistics(pooled(served, "normalized_latency"), percentiles)
     summary |= {key: of_sequences["mean"]}
     summary |= {f"{k}_{key}": v for k, v in of_sequences.items() if k.startswith("p")}
     return summary | {"preemption_count": sum(record.num_preemptions for record in records)}
-
-
-def _statistics(values: npt.NDArray[np.float64], percentiles: Sequence[float]) -> dict[str, float]:
-    names = {f"p{q:g}": q for q in percentiles}
-    if not len(values):
-        return dict.fromkeys(("mean", "median", "std", *names), math.nan)
-    values = np.sort(values)  # once, not for each percentile
-    return {
-        "mean": float(values.mean()),
-        "median": percentile(values, 50),
-        "std": float(values.std()),
-        **{name: percentile(values, q) for name, q in names.items()},
-    }
 
 
 def _max_concurrent(served: Sequence[RequestRecord]) -> int:
