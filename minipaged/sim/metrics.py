@@ -113,6 +113,24 @@ def _who(record: RequestRecord) -> str:
 
 
 # --------------------------------------------------------------------------- many requests
+def served(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """The requests that numbers are made of: those that were served to their end, in order. Those
+    that failed are left out.
+
+    Raises:
+        RequestError: some have neither finished nor failed: the run has not drained. The message
+            names how many there are.
+    """
+    ended = [record for record in records if not record.error]
+    unfinished = sum(record.finish_time is None for record in ended)
+    if unfinished:
+        raise RequestError(
+            f"{unfinished} of {len(ended)} requests have not finished: a run must drain before "
+            "it is judged"
+        )
+    return ended
+
+
 def pooled(records: Iterable[RequestRecord], metric: Metric) -> list[float]:
     """All values of a metric in a run, in seconds: what means and percentiles are taken of.
 
@@ -127,25 +145,24 @@ def pooled(records: Iterable[RequestRecord], metric: Metric) -> list[float]:
                            n times, as the paper's mean is one over sequences
     ====================== ==================================================================
 
-    Requests that failed are left out.
+    Only requests that were :func:`served` are in it.
 
     Raises:
-        RequestError: some have neither finished nor failed: the run has not drained. The message
-            names how many there are.
+        RequestError: as :func:`served`.
         ConfigError: there is no such metric; the message names it.
     """
-    served = _served(records)
+    counted = served(records)
     match metric:
         case "ttft":
-            return [ttft(record) for record in served]
+            return [ttft(record) for record in counted]
         case "e2el":
-            return [e2el(record) for record in served]
+            return [e2el(record) for record in counted]
         case "tpot":
-            return [tpot(record) for record in served if record.output_len > 1]
+            return [tpot(record) for record in counted if record.output_len > 1]
         case "itl":
-            return [gap for record in served for gap in inter_token_latencies(record)]
+            return [gap for record in counted for gap in inter_token_latencies(record)]
         case "normalized_latency":
-            return [normalized_latency(r) for r in served for _ in range(r.num_sequences)]
+            return [normalized_latency(r) for r in counted for _ in range(r.num_sequences)]
     raise ConfigError(f"there is no metric {metric!r}")
 
 
@@ -224,7 +241,7 @@ def goodput(records: Iterable[RequestRecord], slo: Mapping[str, float], duration
     Raises:
         ConfigError: a bound on something else, or a duration that is not positive; the message
             names it.
-        RequestError: some have neither finished nor failed; the message names how many.
+        RequestError: as :func:`served`.
 
     Example: 10 requests in 4 s, of which 8 have their first token within 200 ms, 7 end within
     5,000 ms, and 6 do both: 1.5 requests a second.
@@ -233,7 +250,7 @@ def goodput(records: Iterable[RequestRecord], slo: Mapping[str, float], duration
     for name in slo:
         if name not in SLO_METRICS:
             raise ConfigError(f"no bound on {name!r}: there are {', '.join(SLO_METRICS)}")
-    good = sum(_is_within(record, slo) for record in _served(records))
+    good = sum(_is_within(record, slo) for record in served(records))
     return good / duration
 
 
@@ -264,18 +281,6 @@ def sustained_rate(points: Iterable[tuple[float, float]], level: float) -> float
         raise RequestError(f"the latency is above {level:g} at the lowest rate, {curve[0][0]:g}")
     (rate, latency), (next_rate, next_latency) = curve[above - 1 : above + 1]
     return rate + (next_rate - rate) * (level - latency) / (next_latency - latency)
-
-
-def _served(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Those that were served to their end, if the run has drained."""
-    ended = [record for record in records if not record.error]
-    unfinished = sum(record.finish_time is None for record in ended)
-    if unfinished:
-        raise RequestError(
-            f"{unfinished} of {len(ended)} requests have not finished: a run must drain before "
-            "it is judged"
-        )
-    return ended
 
 
 def _is_within(record: RequestRecord, slo: Mapping[str, float]) -> bool:
@@ -348,44 +353,44 @@ def summarize(
         slo: bounds as :func:`goodput` takes them. Without them there is no ``request_goodput``.
 
     Raises:
-        RequestError: some have neither finished nor failed; the message names how many.
+        RequestError: as :func:`served`.
         ConfigError: as :func:`goodput` and :func:`percentile`.
     """
     _check_duration(duration)
-    served = _served(records)
-    prompts = sum(record.prompt_len for record in served)
-    outputs = sum(record.output_len * record.num_sequences for record in served)
+    counted = served(records)
+    prompts = sum(record.prompt_len for record in counted)
+    outputs = sum(record.output_len * record.num_sequences for record in counted)
     summary: dict[str, float] = {
         "duration": duration,
-        "completed": len(served),
+        "completed": len(counted),
         "failed": sum(bool(record.error) for record in records),
         "total_input_tokens": prompts,
         "total_output_tokens": outputs,
-        "request_throughput": len(served) / duration,
+        "request_throughput": len(counted) / duration,
     }
     if slo is not None:
         summary["request_goodput"] = goodput(records, slo, duration)
     summary |= {
         "output_throughput": outputs / duration,
         "total_token_throughput": (prompts + outputs) / duration,
-        "max_concurrent_requests": _max_concurrent(served),
+        "max_concurrent_requests": _max_concurrent(counted),
     }
     for metric in ("ttft", "tpot", "itl", "e2el"):
-        values = 1e3 * np.array(pooled(served, metric))
+        values = 1e3 * np.array(pooled(counted, metric))
         summary |= {
             f"{k}_{metric}_ms": v for k, v in summary_statistics(values, percentiles).items()
         }
     key = "normalized_latency_s_per_token"
-    of_sequences = summary_statistics(pooled(served, "normalized_latency"), percentiles)
+    of_sequences = summary_statistics(pooled(counted, "normalized_latency"), percentiles)
     summary |= {key: of_sequences["mean"]}
     summary |= {f"{k}_{key}": v for k, v in of_sequences.items() if k.startswith("p")}
     return summary | {"preemption_count": sum(record.num_preemptions for record in records)}
 
 
-def _max_concurrent(served: Sequence[RequestRecord]) -> int:
+def _max_concurrent(records: Sequence[RequestRecord]) -> int:
     """Who ends in the moment in which another arrives is gone by then."""
-    changes = [(record.arrival_time, 1) for record in served]
-    changes += [(record.finish_time or 0.0, -1) for record in served]
+    changes = [(record.arrival_time, 1) for record in records]
+    changes += [(record.finish_time or 0.0, -1) for record in records]
     present = most = 0
     for _, change in sorted(changes):
         present += change
