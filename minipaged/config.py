@@ -87,6 +87,9 @@ class CacheConfig:
     can grow for a while before the first preemption."""
     reservation: Reservation = "paged"
     """``paged``, or one of the contiguous baselines of section 6.1."""
+    prefix_caching: bool | Literal["registered"] = False
+    """Share the full blocks that prompts begin with: those of prefixes that were registered
+    beforehand (``registered``, the paper's section 4.4), or whatever is still there (True)."""
 
     def __post_init__(self) -> None:
         _require(self.block_size >= 1, f"block_size must be at least 1, not {self.block_size}")
@@ -103,6 +106,14 @@ class CacheConfig:
             self.swap_space_bytes >= 0, f"swap space must be >= 0, not {self.swap_space_bytes}"
         )
         _require(0.0 <= self.watermark < 1.0, f"watermark must be in [0, 1), not {self.watermark}")
+        _require(
+            self.prefix_caching in (False, True, "registered"),
+            f"prefix_caching must be False, True or 'registered', not {self.prefix_caching!r}",
+        )
+        _require(
+            not self.prefix_caching or self.reservation == "paged",
+            f"prefix_caching shares blocks, and reservation {self.reservation!r} has none to share",
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Nothing here imports torch: arrays that cross the executor's seam are typed ``An
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -241,6 +241,39 @@ class KVManager(Protocol):
 
     def check(self, groups: Seq[SequenceGroup]) -> None:
         """Raise InvariantError unless I1 and I2 hold for these (all) groups."""
+
+
+class PrefixSharing(KVManager, Protocol):
+    """What a manager can do, beside the rest, whose sequences share the full blocks that they
+    begin with (paper, section 4.4). It says so by an attribute ``shares_prefixes`` that is true.
+
+    :meth:`KVManager.allocate` gives a group the blocks of its beginning that are in the cache;
+    blocks that are in the cache and that no sequence holds count as free.
+    """
+
+    cached: Container[int]
+    """The blocks that can be found: full, computed, and never written again."""
+
+    def cached_tokens(self, group: SequenceGroup) -> int:
+        """Tokens that a waiting group would find in the cache; its last one is never among them.
+
+        None for one that needs the logits of its prompt, nor for several sequences that are
+        recomputed."""
+
+    def publish(self, group: SequenceGroup) -> None:
+        """Let the blocks of a running group be found that are full and computed by now
+        (``num_computed`` of its sequences)."""
+
+    def forget(self) -> None:
+        """What blocks hold is not known any more: none can be found. Registered prefixes have to
+        be computed again."""
+
+    def register(self, token_ids: Seq[int]) -> int:
+        """Keep the blocks of a prefix for good, once a request that begins with it has computed
+        them. Only whole blocks can be shared.
+
+        Returns the tokens in them. Raises RequestError: no block would be left for anything
+        else."""
 
 
 class Executor(Protocol):

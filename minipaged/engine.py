@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from minipaged.config import CacheConfig, SchedulerConfig
 from minipaged.contracts import StepPlan
-from minipaged.errors import RequestError
+from minipaged.errors import ConfigError, RequestError
 from minipaged.invariants import InvariantMonitor
 from minipaged.kvcache.manager import PagedKVManager
+from minipaged.kvcache.prefix_manager import PrefixKVManager
 from minipaged.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minipaged.parts import Parts
 from minipaged.sampling_params import SamplingParams
@@ -86,7 +87,11 @@ class Engine:
         self.last_plan = StepPlan()
         self._requests: dict[str, _Request] = {}
         self._num_added = 0
-        self._monitor = InvariantMonitor(self.kv, exact=self.kv.preemptible) if check else None
+        self._monitor: InvariantMonitor | None = None
+        if check:
+            prefixes = self.scheduler.prefixes
+            cached = prefixes.cached if prefixes is not None else ()
+            self._monitor = InvariantMonitor(self.kv, exact=self.kv.preemptible, cached=cached)
 
     # -- requests ----------------------------------------------------------------------------
     def add_request(
@@ -99,6 +104,7 @@ class Engine:
         priority: int = 0,
         expected_output_len: int | None = None,
         arrival_time: float | None = None,
+        cache_salt: str = "",
         stream: bool = False,
     ) -> None:
         """Queue a request. It ends with exactly one output that is ``finished``.
@@ -107,6 +113,7 @@ class Engine:
             priority: lower runs first.
             expected_output_len: what a contiguous reservation with an oracle is told.
             arrival_time: on the engine's clock; None: now.
+            cache_salt: where prefixes are shared, only with requests that have the same.
             stream: also return an output for every step that changes the request.
 
         Raises:
@@ -128,6 +135,7 @@ class Engine:
             arrival_index=self._num_added,
             priority=priority,
             expected_output_len=expected_output_len,
+            cache_salt=cache_salt,
         )
         self._num_added += 1
         self._requests[request_id] = _Request(group, prompt, stream)
@@ -140,19 +148,42 @@ class Engine:
             raise RequestError("the prompt is empty: it must have at least one token")
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none")
+        self._check_ids("the prompt", tokens)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         if self.vocab_size is None:
             return
-        for name, ids in (
-            ("the prompt", tokens),
-            ("logit_bias", params.logit_bias or ()),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            for token in ids:
-                if not 0 <= token < self.vocab_size:
-                    raise RequestError(
-                        f"{name} has token id {token}; the model's ids are 0 to "
-                        f"{self.vocab_size - 1}"
-                    )
+        for token in ids:
+            if not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"{name} has token id {token}; the model's ids are 0 to {self.vocab_size - 1}"
+                )
+
+    def register_prefix(self, token_ids: Seq[int]) -> int:
+        """Share the beginning of requests to come (paper, section 4.4). The first that begins
+        with it computes it; from then on its blocks stay, and the pool is smaller by them.
+
+        Registered prefixes are for requests without a ``cache_salt``.
+
+        Returns:
+            The tokens that are shared: whole blocks only. The rest of the prefix is computed by
+            each request.
+
+        Raises:
+            ConfigError: the engine shares no prefixes.
+            RequestError: a token id does not exist, or no block would be left beside the prefixes.
+        """
+        prefixes = self.scheduler.prefixes
+        if prefixes is None:
+            raise ConfigError(
+                "the engine shares no prefixes: CacheConfig.prefix_caching must be True or "
+                "'registered'"
+            )
+        tokens = _as_token_ids(token_ids)
+        self._check_ids("the prefix", tokens)
+        return prefixes.register(tokens)
 
     def abort(self, request_id: str) -> bool:
         """End a request, wherever it is. Its blocks are free at once; its last output comes
@@ -271,6 +302,7 @@ class Engine:
                 group.num_preemptions,
             ),
             prompt_logprobs=group.prompt_logprobs,
+            num_cached_tokens=group.num_cached_tokens,
         )
 
     def _completion(self, index: int, seq: Sequence, group: SequenceGroup) -> CompletionOutput:
@@ -322,7 +354,11 @@ def make_kv_manager(cache: CacheConfig, scheduler: SchedulerConfig, parts: Parts
     assert cache.num_gpu_blocks is not None, "the pool's size must be settled first"
     if cache.reservation == "paged":
         cpu_blocks = cache.num_cpu_blocks or 0
-        return PagedKVManager(cache.num_gpu_blocks, cpu_blocks, cache.block_size, parts)
+        sizes = (cache.num_gpu_blocks, cpu_blocks, cache.block_size)
+        if cache.prefix_caching:
+            automatic = cache.prefix_caching is True
+            return PrefixKVManager(*sizes, parts, automatic=automatic)
+        return PagedKVManager(*sizes, parts)
     max_chunk = -(-scheduler.max_model_len // cache.block_size)
     return parts.ContiguousKVManager(
         parts.BuddyAllocator(cache.num_gpu_blocks, max_chunk=1 << (max_chunk - 1).bit_length()),

@@ -16,7 +16,7 @@ undisturbed engine), I13 (streamed pieces), I14 (usage).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
@@ -52,6 +52,7 @@ def check_plan(
     block_size: int,
     *,
     exact: bool = True,
+    cached: Container[int] = (),
 ) -> None:
     """Raise InvariantError unless I3, I4, I5, I6 and I15 hold for a plan not yet executed.
 
@@ -62,13 +63,14 @@ def check_plan(
         block_size: tokens a block.
         exact: a paged manager holds exactly the blocks that its tokens need and copies only
             what is shared; False for a contiguous one, which reserves ahead and copies at forks.
+        cached: blocks that other requests may find.
     """
     _check_directions(plan)
     _check_whole_groups(plan, kv, groups)
     _check_tables(plan, kv, groups, block_size, exact)
     owners = _device_owners(kv, groups)
     _check_block_operations(plan, owners, exact)
-    _check_writes(plan, owners, block_size)
+    _check_writes(plan, owners, block_size, cached)
 
 
 class _Owner(NamedTuple):
@@ -217,7 +219,9 @@ def _check_block_operations(plan: StepPlan, owners: dict[int, list[_Owner]], exa
         )
 
 
-def _check_writes(plan: StepPlan, owners: dict[int, list[_Owner]], block_size: int) -> None:
+def _check_writes(
+    plan: StepPlan, owners: dict[int, list[_Owner]], block_size: int, cached: Container[int]
+) -> None:
     """I3."""
     writer: dict[int, int] = {}
     for span in plan.spans:
@@ -235,6 +239,11 @@ def _check_writes(plan: StepPlan, owners: dict[int, list[_Owner]], block_size: i
                 other == span.seq_id,
                 "I3",
                 f"slot {slot} (block {block}) is written by sequences {other} and {span.seq_id}",
+            )
+            _demand(
+                block not in cached,
+                "I3",
+                f"sequence {span.seq_id} writes to slot {slot}, in block {block}, which is cached",
             )
             holders = owners.get(block, [])
             if len(holders) < 2:
@@ -259,13 +268,14 @@ class InvariantMonitor:
     time with all the groups that the scheduler knows.
     """
 
-    def __init__(self, kv: KVManager, *, exact: bool = True) -> None:
+    def __init__(self, kv: KVManager, *, exact: bool = True, cached: Container[int] = ()) -> None:
         """
         Args:
-            exact: as in :func:`check_plan`.
+            exact, cached: as in :func:`check_plan`; what is cached may change meanwhile.
         """
         self._kv = kv
         self._exact = exact
+        self._cached = cached
         self._known: dict[str, set[int]] = {}
         """Request without a terminal output yet -> its sequences, as far as they were seen."""
         self._ended: set[str] = set()
@@ -273,7 +283,8 @@ class InvariantMonitor:
     def planned(self, plan: StepPlan, groups: Seq[SequenceGroup]) -> None:
         """Check I3, I4, I5, I6, I9 and I15."""
         self._remember(groups)
-        check_plan(plan, self._kv, groups, self._kv.block_size, exact=self._exact)
+        size, exact, cached = self._kv.block_size, self._exact, self._cached
+        check_plan(plan, self._kv, groups, size, exact=exact, cached=cached)
         self._check_admissions(plan, groups)
 
     def committed(

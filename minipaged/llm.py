@@ -267,6 +267,18 @@ class LLM:
         )
         return request_id
 
+    def register_prefix(self, prefix: Prompt) -> int:
+        """Let requests that begin with this text share its blocks; see
+        :meth:`Engine.register_prefix`.
+
+        A text is found by its token ids. Where a prompt goes on in the middle of a word, the ids
+        at the end of the prefix may be others there, and its last blocks are not found.
+
+        Returns:
+            The tokens that are shared: whole blocks only.
+        """
+        return self.engine.register_prefix(self.tokenize(prefix))
+
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through."""
         if not isinstance(prompt, str):

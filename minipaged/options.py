@@ -75,6 +75,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=cache.reservation,
         help="paged blocks, or one of the paper's contiguous baselines",
     )
+    group.add_argument(
+        "--prefix-caching",
+        action="store_true",
+        help="share the full blocks that prompts begin with",
+    )
     group = parser.add_argument_group("scheduling")
     group.add_argument("--max-num-seqs", type=int, default=scheduler.max_num_seqs, metavar="N")
     group.add_argument(
@@ -110,6 +115,7 @@ def build_llm(
         swap_space_bytes=int(args.swap_space * GIB),
         watermark=args.watermark,
         reservation=args.reservation,
+        prefix_caching=args.prefix_caching,
     )
     scheduler = SchedulerConfig(
         max_num_seqs=args.max_num_seqs,

@@ -57,3 +57,5 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprob | None] | None = field(default=None)
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were found in the prefix cache, and not computed."""

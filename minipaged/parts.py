@@ -19,6 +19,7 @@ from minipaged.kvcache import (
     buddy,
     contiguous,
     copy_on_write,
+    prefix_cache,
     sizing,
     swap,
 )
@@ -87,6 +88,7 @@ class Parts:
     copy_blocks: Callable[..., None] = copy_on_write.copy_blocks
     unique_blocks: Callable[..., list[int]] = swap.unique_blocks
     move: Callable[..., list[tuple[int, int]]] = swap.move
+    PrefixCache: Callable[..., prefix_cache.PrefixCache] = prefix_cache.PrefixCache
     Admission: Callable[..., admission.Admission] = admission.Admission
     Preemption: Callable[..., preemption.Preemption] = preemption.Preemption
     Scheduler: Callable[..., scheduler.Scheduler] = scheduler.Scheduler

@@ -123,6 +123,7 @@ class SequenceGroup:
         arrival_index: int = 0,
         priority: int = 0,
         expected_output_len: int | None = None,
+        cache_salt: str = "",
     ) -> None:
         """
         Args:
@@ -131,6 +132,7 @@ class SequenceGroup:
             priority: lower runs first.
             expected_output_len: what a contiguous reservation with an oracle is told;
                 None: ``params.max_tokens``.
+            cache_salt: blocks are shared only with groups that have the same.
         """
         self.request_id = request_id
         self.params = params
@@ -138,10 +140,13 @@ class SequenceGroup:
         self.arrival_index = arrival_index
         self.priority = priority
         self.expected_output_len = expected_output_len
+        self.cache_salt = cache_salt
         self.seqs: dict[int, Sequence] = {seq.seq_id: seq}
         self.finished_seqs: list[Sequence] = []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        """Tokens of the prompt whose keys and values were there when the group started."""
         self.started = False
         """Has the group sampled its first token, and forked into its siblings?"""
         self.prefilling = False

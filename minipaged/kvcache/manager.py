@@ -191,13 +191,12 @@ class PagedKVManager:
         for seq_id in self.tables.keys() - live:
             raise InvariantError("I1", f"sequence {seq_id} has ended and still holds a table")
         for pool in (self.gpu, self.cpu):
-            held = Counter(
-                block
-                for table in self.tables.values()
-                if table.allocator is pool
-                for block in table.blocks
-            )
-            self._check_pool(pool, held)
+            self._check_pool(pool, self._held(pool))
+
+    def _held(self, pool: BlockAllocator) -> Counter[int]:
+        """The references to each block of a pool that can be accounted for."""
+        tables = (table for table in self.tables.values() if table.allocator is pool)
+        return Counter(block for table in tables for block in table.blocks)
 
     @staticmethod
     def _check_pool(pool: BlockAllocator, held: Counter[int]) -> None:
@@ -205,8 +204,8 @@ class PagedKVManager:
             if pool.ref_count(block) != held[block]:
                 raise InvariantError(
                     "I1",
-                    f"{pool.name} block {block} has {held[block]} references from tables and a "
-                    f"ref count of {pool.ref_count(block)}",
+                    f"{pool.name} block {block} has {held[block]} references from tables and pins, "
+                    f"and a ref count of {pool.ref_count(block)}",
                 )
         free = pool.free_blocks
         if len(set(free)) != len(free):

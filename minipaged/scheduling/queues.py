@@ -11,14 +11,14 @@ import bisect
 import random
 import sys
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from minipaged.contracts import Batch, Decision, Span, StepPlan
 from minipaged.sequence import Sequence, SequenceGroup, Status
 
 if TYPE_CHECKING:
     from minipaged.config import SchedulerConfig
-    from minipaged.contracts import KVManager
+    from minipaged.contracts import KVManager, PrefixSharing
     from minipaged.scheduling.admission import Admission
     from minipaged.scheduling.preemption import Preemption
 
@@ -31,6 +31,7 @@ class Queues:
         sampled: groups that are sampled in the step that was planned last, in its order.
         ended: groups that ended outside of a step's decisions, since the caller last took them:
             refused, aborted, or out of memory for good.
+        prefixes: the block manager, if its sequences share what they begin with; else None.
     """
 
     def __init__(
@@ -49,6 +50,9 @@ class Queues:
         self.swapped: list[SequenceGroup] = []
         self.sampled: list[SequenceGroup] = []
         self.ended: list[SequenceGroup] = []
+        self.prefixes: PrefixSharing | None = None
+        if getattr(kv, "shares_prefixes", False):
+            self.prefixes = cast("PrefixSharing", kv)
         self._step = 0
         self._refilling: list[tuple[SequenceGroup, list[Span]]] = []
         self._next_seq_id = 0
@@ -146,9 +150,9 @@ class Queues:
 
     def tokens_to_compute(self, group: SequenceGroup) -> int:
         """Tokens that a waiting group must compute before it can be sampled: its prompt, and
-        after a recompute preemption what it has generated, too."""
+        after a recompute preemption what it has generated, too; but nothing that is cached."""
         if group.shape is None:
-            return group.live[0].num_tokens
+            return group.live[0].num_tokens - self._starts(group)[0]
         return sum(s.num_tokens - 1 - at for s, at in zip(group.live, self._starts(group)))
 
     def start(self, group: SequenceGroup, plan: StepPlan) -> None:
@@ -158,6 +162,8 @@ class Queues:
         live = group.live
         starts = self._starts(group)
         self.kv.allocate(group)
+        if not (group.started or group.num_preemptions):
+            group.num_cached_tokens = starts[0]
         for seq, start in zip(live, starts):
             seq.num_computed = start
             seq.status = Status.RUNNING
@@ -169,7 +175,7 @@ class Queues:
     def _starts(self, group: SequenceGroup) -> list[int]:
         """The position from which each sequence of a waiting group computes."""
         if group.shape is None:
-            return [0]
+            return [self.prefixes.cached_tokens(group) if self.prefixes is not None else 0]
         tables = [group.shape[seq_id] for seq_id in group.seqs]
         return self.preemption.refill_starts(tables, [s.num_tokens for s in group.live])
 
@@ -213,6 +219,9 @@ class Queues:
                 group.seqs[span.seq_id].num_computed = span.context_len
             several = len(group.seqs) > 1
             group.prefilling = any(s.num_computed < s.num_tokens - several for s in group.live)
+        if self.prefixes is not None:
+            for group in (*self.sampled, *(group for group, _ in self._refilling)):
+                self.prefixes.publish(group)
 
     def fork(self, group: SequenceGroup, parent: Sequence, child: Decision) -> Sequence:
         """A new live sequence of the group, with the tokens of ``parent`` as they are now: it will
@@ -253,6 +262,8 @@ class Queues:
         not known, on either side. The groups that it touched are computed again."""
         left = {victim.request_id for victim in plan.preempted}
         touched = self.running + [group for group in self.swapped if group.request_id in left]
+        if self.prefixes is not None:
+            self.prefixes.forget()
         for group in touched:
             (self.running if group in self.running else self.swapped).remove(group)
             if self.kv.preemptible:

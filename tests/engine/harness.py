@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from minipaged.config import CacheConfig, SchedulerConfig
-from minipaged.contracts import StepLogits, StepPlan
+from minipaged.contracts import Span, StepLogits, StepPlan
 from minipaged.engine import Engine
 from minipaged.executor.hash_executor import HashExecutor
 from minipaged.invariants import check_idle
@@ -89,6 +89,7 @@ class TestedEngine:
         text: bool = False,
         events: Counter[str] | None = None,
         check: bool = True,
+        prefix: tuple[int, ...] = (),
     ) -> None:
         self.check = check
         self.scheduler_config = scheduler
@@ -109,6 +110,9 @@ class TestedEngine:
             clock=lambda: 0.0,
             check=check,
         )
+        self.num_registered_blocks = 0
+        if prefix:
+            self.num_registered_blocks = self.engine.register_prefix(prefix) // cache.block_size
         self.requests: dict[str, Request] = {}
         self.groups: dict[str, SequenceGroup] = {}
         self.finished: dict[str, RequestOutput] = {}
@@ -120,6 +124,7 @@ class TestedEngine:
         self._worked = False
         self._admitted: set[str] = set()
         self._deltas: dict[tuple[str, int], str] = {}
+        self._cached_before: set[int] = set()
 
     # -- driving -----------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -138,6 +143,7 @@ class TestedEngine:
         self.events["steps"] += 1
         self._before = {g.request_id: _State.of(g) for g in self.engine.scheduler.groups}
         self._worked = False
+        self._cached_before = self.cached()
         try:
             outputs = self.engine.step()
         except DeviceFailure:
@@ -187,11 +193,18 @@ class TestedEngine:
             self.step()
         raise Stuck(f"unfinished after {STEP_LIMIT} steps: {self.engine.scheduler.groups}")
 
+    def cached(self) -> set[int]:
+        """The blocks that a later request may find."""
+        prefixes = self.engine.scheduler.prefixes
+        if prefixes is None:
+            return set()
+        return {b for b in range(prefixes.num_gpu_blocks) if b in prefixes.cached}
+
     def poison(self) -> None:
-        """Spoil every block that no live sequence holds."""
+        """Spoil every block that no live sequence holds and nobody may find."""
         if not self.check:
             return
-        held: dict[bool, set[int]] = {True: set(), False: set()}
+        held: dict[bool, set[int]] = {True: set(), False: self.cached()}
         for group in self.engine.scheduler.groups:
             for seq in group.live:
                 held[seq.status is Status.SWAPPED].update(self.engine.kv.block_table(seq.seq_id))
@@ -331,6 +344,7 @@ class TestedEngine:
             if name in self._admitted:
                 kind = "group" if len(group.live) > 1 else "sequence"
                 events[f"readmission of a {kind}"] += 1
+            self._count_hits(group, scheduled, again=name in self._admitted)
             self._admitted.add(name)
             later = [g for g in alive.values() if g.arrival_index > group.arrival_index]
             waiting = [g for g in later if g.live[0].status is not Status.WAITING]
@@ -348,10 +362,33 @@ class TestedEngine:
                 if group.prefilling and mine and any(span.start for span in mine):
                     what = "refill" if group.started and len(group.live) > 1 else "chunk"
                     events[f"{what} that continues"] += not plan.admitted.count(group.request_id)
+        events["eviction"] += bool(self._cached_before - self.cached())
+        events["swap-out of a cached block"] += bool(swapped_out & self._cached_before)
         lengths = {len(span.token_ids) > 1 for span in plan.spans}
         events["prefill and decode in one step"] += lengths == {True, False}
         events["tokens past the budget, alone"] += (
             plan.num_tokens > self.scheduler_config.max_num_batched_tokens
+        )
+
+    def _count_hits(self, group: SequenceGroup, scheduled: dict[int, Span], *, again: bool) -> None:
+        """What a group that has just been admitted found in the cache."""
+        prefixes, (first, *more) = self.engine.scheduler.prefixes, group.live
+        if prefixes is None or more:
+            return
+        start = scheduled[first.seq_id].start
+        found = prefixes.block_table(first.seq_id)[: start // prefixes.block_size]
+        pinned = Counter(prefixes._pinned())
+        references = [prefixes.gpu.ref_count(block) - pinned[block] for block in found]
+        events = self.events
+        events["cache hit"] += bool(found)
+        events["cache hit on an idle block"] += any(
+            count == 1 and block not in pinned for block, count in zip(found, references)
+        )
+        events["cache hit beside its holder"] += any(count > 1 for count in references)
+        events["cache hit on a registered block"] += any(block in pinned for block in found)
+        events["cache hit after a preemption"] += bool(found) and again
+        events["cache hit of all that may be found"] += (
+            start == (first.num_tokens - 1) // prefixes.block_size * prefixes.block_size > 0
         )
 
     def _count_ends(self, outputs: Iterable[RequestOutput]) -> None:
@@ -454,9 +491,11 @@ class Reference:
     def _compare(self, engine: TestedEngine, request: Request, output: RequestOutput) -> None:
         name, params = request.request_id, request.params
         reasons = {completion.finish_reason for completion in output.outputs}
-        impossible = _is_impossible(engine, request)
+        impossible = _is_impossible(engine, request, reserved=0)
         if impossible or "error" in reasons:
-            fine = impossible and reasons <= {"error", "abort"}
+            # A registered prefix may have taken its blocks by then, or not.
+            fine = _is_impossible(engine, request, reserved=engine.num_registered_blocks)
+            fine = fine and reasons <= {"error", "abort"}
             _demand(fine, "refusal", f"{name!r} ended with {output.outputs}")
             return
         group = engine.groups[name]
@@ -490,10 +529,10 @@ def _every_sibling(request: Request) -> Request:
     return replace(request, params=every)
 
 
-def _is_impossible(engine: TestedEngine, request: Request) -> bool:
+def _is_impossible(engine: TestedEngine, request: Request, reserved: int) -> bool:
     cache, config = engine.cache_config, engine.scheduler_config
     return (
-        len(request.prompt) > cache.num_gpu_blocks * cache.block_size
+        len(request.prompt) > (cache.num_gpu_blocks - reserved) * cache.block_size
         or request.params.width > config.max_num_seqs
         or len(request.prompt) >= config.max_model_len
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from harness import BLOCK_SIZE, MAX_MODEL_LEN, Request, TestedEngine
@@ -86,11 +86,28 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 18, 23, 30, 70)
 """Of prompts; the last is impossible."""
 
 
-def draw_request(draw: Draw, name: str, text: bool, longest: int = LENGTHS[-1]) -> Request:
+def draw_request(
+    draw: Draw, name: str, text: bool, longest: int = LENGTHS[-1], families: int = 61
+) -> Request:
+    """A request of one of so many families; prompts of a family begin with the same tokens."""
     length = draw.pick([length for length in LENGTHS if length <= longest])
-    first = draw.integer(0, 60)
-    prompt = tuple((first + 7 * i * i) % 61 for i in range(length))
+    first = draw.integer(0, 60) % families
+    prompt = family(first, length)
     return Request(name, prompt, _draw_params(draw, text), draw.pick([0, 0, 0, 1, 2]))
+
+
+def family(first: int, length: int) -> tuple[int, ...]:
+    """The tokens that prompts of this family begin with."""
+    return tuple((first + 7 * i * i) % 61 for i in range(length))
+
+
+def draw_sharing(draw: Draw, cache: CacheConfig) -> tuple[CacheConfig, tuple[int, ...]]:
+    """How a paged pool shares prefixes, and the one that is registered, if any."""
+    sharing = draw.pick([True, True, "registered"])
+    prefix = (
+        family(0, draw.pick([4, 8, 9])) if sharing == "registered" or not draw.integer(0, 2) else ()
+    )
+    return replace(cache, prefix_caching=sharing), prefix
 
 
 def _draw_params(draw: Draw, text: bool) -> SamplingParams:
@@ -144,9 +161,15 @@ class Scenario:
     """States: in each one request is aborted, as soon as there is one."""
     failures: frozenset[int]
     """Steps that fail on the device."""
+    prefix: tuple[int, ...] = ()
+    """A registered prefix."""
 
     @classmethod
-    def seeded(cls, seed: int) -> Scenario:
+    def seeded(cls, seed: int, prefix_caching: bool = False) -> Scenario:
+        """
+        Args:
+            prefix_caching: the requests begin alike, and what they share is cached.
+        """
         draw = SeededDraw(seed)
         text = draw.pick([False, True])
         scheduler, cache = draw_scheduler(draw), draw_cache(draw)
@@ -156,7 +179,8 @@ class Scenario:
         names: list[str] = []
         while len(names) < NUM_REQUESTS:
             new = [f"r{len(names) + i}" for i in range(draw.pick([0, 1, 2]))]
-            adds.append(tuple(draw_request(draw, name, text, longest) for name in new))
+            families = 2 if prefix_caching else 61
+            adds.append(tuple(draw_request(draw, name, text, longest, families) for name in new))
             names += new
             out = () if draw.integer(0, 6) else (draw.pick([*names, "nobody"]),)
             aborts.append(out * draw.pick([1, 1, 2]))
@@ -164,7 +188,12 @@ class Scenario:
         failures: frozenset[int] = frozenset()
         if cache.reservation == "paged" and not draw.integer(0, 3):
             failures = frozenset(draw.integer(1, 30) for _ in range(3))
-        return cls(seed, scheduler, cache, text, tuple(adds), tuple(aborts), states, failures)
+        prefix: tuple[int, ...] = ()
+        if prefix_caching and cache.reservation == "paged":
+            cache, prefix = draw_sharing(draw, cache)
+        return cls(
+            seed, scheduler, cache, text, tuple(adds), tuple(aborts), states, failures, prefix
+        )
 
     @property
     def requests(self) -> list[Request]:
@@ -172,7 +201,9 @@ class Scenario:
 
     def run(self, events: Counter[str] | None = None) -> TestedEngine:
         """Live through it on a checked engine, to the end."""
-        engine = TestedEngine(self.scheduler, self.cache, text=self.text, events=events)
+        engine = TestedEngine(
+            self.scheduler, self.cache, text=self.text, events=events, prefix=self.prefix
+        )
         states = list(self.victims)
         for step in range(len(self.adds) + LIFE_AFTER):
             for request in self.adds[step] if step < len(self.adds) else ():
