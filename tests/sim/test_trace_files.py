@@ -265,6 +265,7 @@ def test_times_can_be_drawn_instead(write):
         ("", 1, "format", "''.*azure, mooncake"),
         ("a,b,c\n1,2,3\n", 1, "format", "'a,b,c'"),
         (AZURE.encode() + b"2023-\xff\n", 5, "text", r"b'\\xff'.*UTF-8"),
+        (LENGTHS.encode() + b"10,10\n" * 9000 + b"\xff,1\n", 9005, "text", r"b'\\xff'"),
     ],
 )
 def test_a_wrong_line_is_named(write, text, line, field, value):

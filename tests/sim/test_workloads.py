@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-import time
 from collections import Counter
 from statistics import fmean, median
 
@@ -330,11 +329,23 @@ def test_long_prompts_have_the_published_shape(max_model_len):
 
 
 # --------------------------------------------------------------------------- cost
+def run_alone(code):
+    """The output of a program that no other test has filled the memory of."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def test_an_hour_of_requests_is_made_in_a_second():
-    start = time.process_time()
-    workload = paper("alpaca", rate=40, duration=3600)
-    assert time.process_time() - start < 1
-    assert workload.num_requests > 140_000
+    """Seconds of the processor, the better of two tries: other programs are no matter."""
+    code = (
+        "import time; from minipaged.sim.workloads import paper\n"
+        "for _ in range(2):\n"
+        "    start = time.process_time(); workload = paper('alpaca', 40, 3600)\n"
+        "    print(workload.num_requests, time.process_time() - start)"
+    )
+    counts, seconds = zip(*(line.split() for line in run_alone(code).splitlines()))
+    assert int(counts[0]) == pytest.approx(40 * 3600, rel=0.02)
+    assert min(map(float, seconds)) < 1
 
 
 def test_the_tokens_of_a_long_prompt_are_not_stored():
@@ -349,5 +360,4 @@ def test_torch_is_not_needed():
     code = (
         "import sys, minipaged.sim.workloads, minipaged.sim.traces; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert run_alone(code) == "False\n"

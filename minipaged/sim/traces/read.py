@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from minipaged.errors import ConfigError, RequestError
 from minipaged.sim.traces.mooncake import read_mooncake
 from minipaged.sim.traces.rows import Place, Row, open_text
-from minipaged.sim.traces.tables import AZURE, BURSTGPT, VIDUR, read_table
+from minipaged.sim.traces.tables import AZURE, BURSTGPT, VIDUR, Table, read_table
 from minipaged.sim.traces.texts import Encoder, read_alpaca, read_sharegpt
 from minipaged.sim.workloads import Piece, Request, Workload
 from minipaged.sim.workloads.checks import require_at_least, require_positive
@@ -20,7 +20,12 @@ from minipaged.sim.workloads.checks import require_at_least, require_positive
 Format = Literal["azure", "mooncake", "vidur", "burstgpt", "sharegpt", "alpaca"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_TABLES = (("azure", AZURE), ("vidur", VIDUR), ("burstgpt", BURSTGPT))
+_TABLES: tuple[tuple[Format, Table], ...] = (
+    ("azure", AZURE),
+    ("vidur", VIDUR),
+    ("burstgpt", BURSTGPT),
+)
+#: Characters that tell a format.
 _HEAD = 65536
 
 
@@ -98,7 +103,7 @@ def detect_format(path: Path) -> Format:
     header = [name.strip() for name in next(csv.reader([first]), [])]
     for name, table in _TABLES:
         if table.describes(header):
-            return name  # type: ignore[return-value]
+            return name
     raise Place(path, 1).wrong("format", first, f"the beginning of one of {', '.join(FORMATS)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -73,10 +73,10 @@ class Place(NamedTuple):
         Raises:
             TraceFormatError: it is none.
         """
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
+        number = math.nan
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                number = float(value)
         if not math.isfinite(number):
             raise self.wrong(field, value, expected)
         return number
@@ -95,7 +95,18 @@ def open_text(path: Path) -> Iterator[TextIO]:
             yield file
     except OSError as error:
         raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        before = path.read_bytes()[: error.start].count(b"\n")
-        bad = error.object[error.start : error.start + 1]
-        raise TraceFormatError(path, 1 + before, "text", bad, "UTF-8") from error
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+
+
+def _not_utf8(path: Path) -> TraceFormatError:
+    """Where it is that a file is not UTF-8. The decoder tells where in its buffer, which does not
+    begin where the file does."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                bad = line[error.start : error.end]
+                return TraceFormatError(path, number, "text", bad, "UTF-8")
+    raise AssertionError(f"{path} was not UTF-8 and is now")

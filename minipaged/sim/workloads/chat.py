@@ -66,7 +66,8 @@ def chatbot(
     over is not published: here none is.
 
     The turns of a conversation that was not cut yet begin with the text of the turns before, and
-    their ``content`` shows it. The paper keeps no KV cache from turn to turn.
+    their ``content`` shows it. The paper keeps no KV cache from turn to turn, and neither do
+    arrivals wait for replies: a turn may come before the one ahead of it is answered.
 
     Raises:
         ConfigError: an argument is out of its range.

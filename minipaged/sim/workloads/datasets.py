@@ -15,10 +15,10 @@ from minipaged.sim.workloads.request import Request, Workload
 
 #: Tokens of the instruction with one or five examples (paper, section 6.4).
 PREFIX_LEN = {1: 80, 5: 341}
-#: Tokens of a sentence pair of WMT16: mean of the source, target tokens for each of the source.
-#: Gamma shape of the source, and the standard deviation of the log of the ratio.
-SOURCE_LEN, TARGET_RATIO = 26.0, 1.5
-SOURCE_SHAPE, RATIO_SPREAD = 3.0, 0.15
+#: A sentence to translate: mean tokens, and shape of the gamma distribution that they have.
+SOURCE_LEN, SOURCE_SHAPE = 26.0, 3.0
+#: Tokens of a translation for each of its source: mean, and standard deviation of the logarithm.
+TARGET_RATIO, RATIO_SPREAD = 1.5, 0.15
 
 #: Quantiles of the 28,257 requests of the arXiv summarization lengths that the Sarathi-Serve and
 #: Vidur papers use; none is longer than 4,096 tokens, prompt and output together.
@@ -43,8 +43,9 @@ def paper(
 
     Args:
         dataset: whose lengths; see :class:`~minipaged.sim.lengths.RequestLengths`.
-        rate: requests a second. duration: seconds of arrivals; the paper's traces have an hour,
-            and 15 minutes for OPT-175B.
+        rate: requests a second, on average.
+        duration: seconds of arrivals; the paper's traces have an hour, and 15 minutes for
+            OPT-175B.
         num_sequences: parallel samples of each request, or with ``beam`` its beam width.
         burstiness, quantum: see :func:`~minipaged.sim.workloads.draw.draw_arrivals`.
 

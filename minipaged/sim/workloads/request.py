@@ -56,13 +56,15 @@ class Request:
             self._check_content()
 
     def _check_content(self) -> None:
+        shared = 0
         for content_id, tokens in self.content:
             if content_id < 0 or tokens < 1:
                 raise RequestError(
                     f"content ({content_id}, {tokens}): an id is at least 0 and a piece has at "
                     "least 1 token"
                 )
-        if (shared := sum(tokens for _, tokens in self.content)) > self.prompt_len:
+            shared += tokens
+        if shared > self.prompt_len:
             raise RequestError(
                 f"content of {shared} tokens is longer than the prompt of {self.prompt_len}"
             )
