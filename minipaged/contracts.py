@@ -76,7 +76,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(span.token_ids) for span in self.spans)
+        return sum([len(span.token_ids) for span in self.spans])
 
     @property
     def idle(self) -> bool:

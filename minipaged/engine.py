@@ -272,7 +272,7 @@ class Engine:
         for group in changed:
             if group.first_token_time is None:
                 group.first_token_time = now
-            if group.finished:
+            if not group.seqs:
                 ended.append(group)
             elif self._requests[group.request_id].stream:
                 streamed.append(group)

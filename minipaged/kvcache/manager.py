@@ -129,11 +129,14 @@ class PagedKVManager:
         copies = []
         tables, make_writable = self.tables, self._make_writable
         for group in groups:
+            # Only siblings share a block that is partly filled.
+            siblings = len(group.seqs) > 1
             for seq_id in group.seqs:
                 table = tables[seq_id]
-                pair = make_writable(table)
-                if pair is not None:
-                    copies.append(pair)
+                if siblings:
+                    pair = make_writable(table)
+                    if pair is not None:
+                        copies.append(pair)
                 table.append(1)
         return copies
 

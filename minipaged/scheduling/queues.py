@@ -124,7 +124,8 @@ class Queues:
     def batch(self, plan: StepPlan) -> Batch:
         """What the step holds by now: the tokens that are planned, and the places that all
         running groups take."""
-        places = sum(group.places(self.config.count_max_seqs) for group in self.running)
+        count_max = self.config.count_max_seqs
+        places = sum([group.places(count_max) for group in self.running])
         return Batch(plan.num_tokens, places)
 
     def has_slots(self, group: SequenceGroup, alone: bool) -> bool:

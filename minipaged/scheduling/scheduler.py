@@ -80,37 +80,50 @@ class Scheduler(Queues):
         position 8 and misses a third block: of ``[b]`` the last is ``b`` itself. The step computes
         one token of ``a``.
         """
-        if self.kv.preemptible and self.kv.num_free_gpu_blocks >= self.config.max_num_seqs:
-            # A sequence takes one block at most, so there is room for all of them.
-            decoding = [group for group in self.running if not group.prefilling]
-            plan.copies += self.kv.append(decoding)
-        else:
-            decoding = self._run_in_turn(plan)
+        decoding = self._give_slots(plan)
         self.decode(decoding, plan)
         # Chunks get what the decodes leave of the budget.
         for group in self.running:
             if group.prefilling:
                 self.prefill(group, plan)
 
-    def _run_in_turn(self, plan: StepPlan) -> list[SequenceGroup]:
+    def _give_slots(self, plan: StepPlan) -> list[SequenceGroup]:
         """Slots for one group after the other, while there is memory.
 
         Returns:
             The groups that got them. Preempted and ended ones have left :attr:`running`.
         """
         pending, kept, decoding = self.running, [], []
+        # A sequence takes one block at most. Groups for which there is room even so are sure to
+        # get their slots, and get them together.
+        sure: list[SequenceGroup] = []
+        room = self._sure_room()
         position = 0
         while position < len(pending):  # its end moves when a group is preempted
             group = pending[position]
             position += 1
             if group.prefilling:
                 kept.append(group)
-            elif self._make_room(group, pending, position, plan, alone=not kept):
-                plan.copies += self.kv.append([group])
-                kept.append(group)
-                decoding.append(group)
+                continue
+            need = len(group.seqs)
+            if need > room:
+                plan.copies += self.kv.append(sure)
+                sure = []
+                if not self._make_room(group, pending, position, plan, alone=not kept):
+                    room = self._sure_room()
+                    continue
+                room = self._sure_room()
+            sure.append(group)
+            room -= need
+            kept.append(group)
+            decoding.append(group)
+        plan.copies += self.kv.append(sure)
         self.running = kept
         return decoding
+
+    def _sure_room(self) -> int:
+        """Sequences that can go on whatever they need; 0 where each has a region of its own."""
+        return self.kv.num_free_gpu_blocks if self.kv.preemptible else 0
 
     def _make_room(
         self,

@@ -379,7 +379,7 @@ FAULTS = [
     Fault(
         "admission_counts_one_sequence_a_group",
         QUEUES,
-        "sum(group.places(self.config.count_max_seqs) for group in self.running)",
+        "sum([group.places(count_max) for group in self.running])",
         "len(self.running)",
         "A request is a sequence.",
         ("sequence limit",),
