@@ -166,6 +166,8 @@ def test_a_time_too_short_for_any_request_is_refused(build):
         (paper, {"dataset": "alpaca", "quantum": -1}, "quantum .*not -1"),
         (paper, {"dataset": "alpaca", "quantum": 0.01, "burstiness": 2}, r"2 .*quantum of 0\.01"),
         (shared_prefix, {"shots": 2}, "shots must be 1 or 5.*not 2"),
+        (shared_prefix, {"shots": 1, "source_len": 0}, "source_len .*not 0"),
+        (shared_prefix, {"shots": 5, "target_len": -2}, "target_len .*not -2"),
         (chatbot, {"new_conversation": 0}, "new_conversation .*not 0"),
         (chatbot, {"new_conversation": 1.1}, r"new_conversation .*not 1\.1"),
         (long_context, {"max_model_len": 300}, "max_model_len .*512, not 300"),
@@ -209,16 +211,19 @@ def test_translation_prompts_begin_with_the_registered_prefix(shots, prefix_len)
     sources = np.array([request.prompt_len - prefix_len for request in workload.requests])
     targets = np.array([request.output_len for request in workload.requests])
     assert sources.min() >= 1
-    assert sources.mean() == pytest.approx(26, rel=0.03)
-    assert sources.std() == pytest.approx(26 / 3**0.5, rel=0.05)
-    assert targets.mean() == pytest.approx(39, rel=0.03)
+    assert sources.mean() == pytest.approx(25, rel=0.03)
+    assert sources.std() == pytest.approx(25 / 3**0.5, rel=0.05)
+    assert targets.mean() == pytest.approx(33, rel=0.03)
     assert np.corrcoef(sources, targets)[0, 1] > 0.9
 
 
 def test_sentences_are_as_long_as_the_published_prefixes_tell():
-    """Each of the four examples that make one shot five is a pair of sentences."""
+    """Each of the four examples that make one shot five is a pair of sentences with labels."""
     pair = fmean(r.prompt_len - 80 + r.output_len for r in shared_prefix(1, 40, 250).requests)
-    assert pair == pytest.approx((341 - 80) / 4, rel=0.03)
+    assert pair + 7 == pytest.approx((341 - 80) / 4, rel=0.03)
+    other = shared_prefix(1, 40, 250, source_len=40, target_len=20)
+    assert other.mean_prompt_len - 80 == pytest.approx(40, rel=0.03)
+    assert other.mean_output_len == pytest.approx(20, rel=0.03)
 
 
 # --------------------------------------------------------------------------- the chatbot

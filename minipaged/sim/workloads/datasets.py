@@ -9,16 +9,15 @@ import numpy.typing as npt
 
 from minipaged.errors import ConfigError
 from minipaged.sim.lengths import load_lengths
-from minipaged.sim.workloads.checks import require_at_least
+from minipaged.sim.workloads.checks import require_at_least, require_positive
 from minipaged.sim.workloads.draw import draw_arrivals
 from minipaged.sim.workloads.request import Request, Workload
 
 #: Tokens of the instruction with one or five examples (paper, section 6.4).
 PREFIX_LEN = {1: 80, 5: 341}
-#: A sentence to translate: mean tokens, and shape of the gamma distribution that they have.
-SOURCE_LEN, SOURCE_SHAPE = 26.0, 3.0
-#: Tokens of a translation for each of its source: mean, and standard deviation of the logarithm.
-TARGET_RATIO, RATIO_SPREAD = 1.5, 0.15
+#: Shape of the gamma distribution of the lengths of sentences, and the standard deviation of the
+#: logarithm of a translation's length over its source's.
+_SOURCE_SHAPE, _RATIO_SPREAD = 3.0, 0.15
 
 #: Quantiles of the 28,257 requests of the arXiv summarization lengths that the Sarathi-Serve and
 #: Vidur papers use; none is longer than 4,096 tokens, prompt and output together.
@@ -65,7 +64,14 @@ def paper(
 
 
 def shared_prefix(
-    shots: Literal[1, 5], rate: float, duration: float, seed: int = 0, burstiness: float = 1.0
+    shots: Literal[1, 5],
+    rate: float,
+    duration: float,
+    seed: int = 0,
+    *,
+    source_len: float = 25.0,
+    target_len: float = 33.0,
+    burstiness: float = 1.0,
 ) -> Workload:
     """The workload of figure 16: sentences to translate from English to German (WMT16), each after
     the same instruction with one example or five.
@@ -73,15 +79,20 @@ def shared_prefix(
     Published is the prefix: 80 and 341 tokens. The lengths of the sentences are not, and are
     assumed:
 
-    * four more examples make the prefix 261 tokens longer, so a pair of sentences with its labels
-      has about 65. As LLaMA's tokenizer spends more tokens on a German word than on an English
-      one, they are taken to be 26 of the source and 39 of the target;
-    * lengths of sentences spread like a gamma distribution of shape 3 (standard deviation 15
-      tokens), as those of news text do;
-    * a translation is as long as its source asks: 1.5 times, give or take 15 %.
+    * four more examples make the prefix 261 tokens longer, so an example has about 65: some 7 to
+      tell which language comes, and 58 of a sentence and its translation. LLaMA's tokenizer
+      spends more tokens on a German word than on an English one, by a third as is assumed here:
+      25 and 33 tokens on average;
+    * lengths of sentences have a gamma distribution of shape 3 (standard deviation 0.58 times
+      their mean);
+    * a translation is as long as its source asks, give or take 15 %.
 
     The prefix is registered before the first request, as :attr:`Workload.prefix`, and begins each
     prompt, whose length includes it.
+
+    Args:
+        source_len: mean tokens of a sentence to translate, without the prefix.
+        target_len: mean tokens of a translation.
 
     Raises:
         ConfigError: ``shots`` is not 1 or 5, or another argument is out of its range.
@@ -89,24 +100,28 @@ def shared_prefix(
     """
     if shots not in PREFIX_LEN:
         raise ConfigError(f"shots must be 1 or 5, as in the paper, not {shots}")
+    require_positive(source_len=source_len, target_len=target_len)
     times, rng = draw_arrivals(rate, duration, seed, burstiness)
     prefix = ((0, PREFIX_LEN[shots]),)
+    sources, targets = _sentence_pairs(len(times), source_len, target_len, rng)
     requests = (
         Request(time, PREFIX_LEN[shots] + source, target, content=prefix)
-        for time, source, target in zip(times, *_sentence_pairs(len(times), rng))
+        for time, source, target in zip(times, sources, targets)
     )
     name = f"translation, {shots} shot{'s' * (shots > 1)}, at {rate:g} req/s"
     return Workload(name, tuple(requests), prefix=prefix)
 
 
-def _sentence_pairs(count: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """Tokens of sources and of their translations. A sentence ends well before the model's
-    positions do."""
-    drawn = rng.gamma(SOURCE_SHAPE, SOURCE_LEN / SOURCE_SHAPE, count)
-    ratios = TARGET_RATIO * np.exp(rng.normal(-(RATIO_SPREAD**2) / 2, RATIO_SPREAD, count))
-    sources = np.clip(np.rint(drawn), 1, 512).astype(np.int64)
-    targets = np.clip(np.rint(sources * ratios), 1, 1024).astype(np.int64)
-    return sources.tolist(), targets.tolist()
+def _sentence_pairs(
+    count: int, source_len: float, target_len: float, rng: np.random.Generator
+) -> tuple[list[int], list[int]]:
+    """Tokens of sources and of their translations: at least 1, and never so many that the model's
+    positions do not last."""
+    drawn = rng.gamma(_SOURCE_SHAPE, source_len / _SOURCE_SHAPE, count)
+    spread = np.exp(rng.normal(-(_RATIO_SPREAD**2) / 2, _RATIO_SPREAD, count))
+    sources = np.clip(np.rint(drawn), 1, 512)
+    targets = np.clip(np.rint(drawn * (target_len / source_len) * spread), 1, 1024)
+    return sources.astype(np.int64).tolist(), targets.astype(np.int64).tolist()
 
 
 def long_context(
