@@ -47,6 +47,7 @@ class Request:
     prompt: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
+    cache_salt: str = ""
 
 
 class Stuck(AssertionError):
@@ -133,6 +134,7 @@ class TestedEngine:
             request.prompt,
             request.params,
             priority=request.priority,
+            cache_salt=request.cache_salt,
             stream=True,
         )
         self.requests[request.request_id] = request
@@ -373,7 +375,7 @@ class TestedEngine:
     def _count_hits(self, group: SequenceGroup, scheduled: dict[int, Span], *, again: bool) -> None:
         """What a group that has just been admitted found in the cache."""
         prefixes, (first, *more) = self.engine.scheduler.prefixes, group.live
-        if prefixes is None or more:
+        if prefixes is None or more or first.seq_id not in scheduled:
             return
         start = scheduled[first.seq_id].start
         found = prefixes.block_table(first.seq_id)[: start // prefixes.block_size]

@@ -87,18 +87,24 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 18, 23, 30, 70)
 
 
 def draw_request(
-    draw: Draw, name: str, text: bool, longest: int = LENGTHS[-1], families: int = 61
+    draw: Draw, name: str, text: bool, longest: int = LENGTHS[-1], alike: bool = False
 ) -> Request:
-    """A request of one of so many families; prompts of a family begin with the same tokens."""
+    """
+    Args:
+        alike: its prompt is of one of two families.
+    """
     length = draw.pick([length for length in LENGTHS if length <= longest])
-    first = draw.integer(0, 60) % families
-    prompt = family(first, length)
+    first = draw.integer(0, 60)
+    prompt = tuple((first + 7 * i * i) % 61 for i in range(length))
+    if alike:
+        prompt = family(first % 2, length)
     return Request(name, prompt, _draw_params(draw, text), draw.pick([0, 0, 0, 1, 2]))
 
 
 def family(first: int, length: int) -> tuple[int, ...]:
-    """The tokens that prompts of this family begin with."""
-    return tuple((first + 7 * i * i) % 61 for i in range(length))
+    """The prompts of a family begin alike. Those of different ones differ in their first block,
+    and in nothing else."""
+    return tuple((first * (i < BLOCK_SIZE) + 7 * i * i) % 61 for i in range(length))
 
 
 def draw_sharing(draw: Draw, cache: CacheConfig) -> tuple[CacheConfig, tuple[int, ...]]:
@@ -161,15 +167,13 @@ class Scenario:
     """States: in each one request is aborted, as soon as there is one."""
     failures: frozenset[int]
     """Steps that fail on the device."""
+    alike: bool = False
+    """Do prompts begin alike, and share what they begin with?"""
     prefix: tuple[int, ...] = ()
     """A registered prefix."""
 
     @classmethod
-    def seeded(cls, seed: int, prefix_caching: bool = False) -> Scenario:
-        """
-        Args:
-            prefix_caching: the requests begin alike, and what they share is cached.
-        """
+    def seeded(cls, seed: int, alike: bool = False) -> Scenario:
         draw = SeededDraw(seed)
         text = draw.pick([False, True])
         scheduler, cache = draw_scheduler(draw), draw_cache(draw)
@@ -179,8 +183,8 @@ class Scenario:
         names: list[str] = []
         while len(names) < NUM_REQUESTS:
             new = [f"r{len(names) + i}" for i in range(draw.pick([0, 1, 2]))]
-            families = 2 if prefix_caching else 61
-            adds.append(tuple(draw_request(draw, name, text, longest, families) for name in new))
+            some = [draw_request(draw, name, text, longest, alike) for name in new]
+            adds.append(tuple(some))
             names += new
             out = () if draw.integer(0, 6) else (draw.pick([*names, "nobody"]),)
             aborts.append(out * draw.pick([1, 1, 2]))
@@ -189,11 +193,12 @@ class Scenario:
         if cache.reservation == "paged" and not draw.integer(0, 3):
             failures = frozenset(draw.integer(1, 30) for _ in range(3))
         prefix: tuple[int, ...] = ()
-        if prefix_caching and cache.reservation == "paged":
+        if alike and cache.reservation == "paged":
             cache, prefix = draw_sharing(draw, cache)
         return cls(
-            seed, scheduler, cache, text, tuple(adds), tuple(aborts), states, failures, prefix
-        )
+            seed, scheduler, cache, text, tuple(adds), tuple(aborts), states, failures,
+            alike, prefix,
+        )  # fmt: skip
 
     @property
     def requests(self) -> list[Request]:

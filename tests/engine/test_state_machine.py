@@ -16,10 +16,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from scenarios import Scenario, draw_cache, draw_request, draw_scheduler
+from scenarios import Scenario, draw_cache, draw_request, draw_scheduler, draw_sharing
 
 NUM_SCENARIOS = 80
 """Enough for each event below to happen several times."""
+NUM_ALIKE = 30
 
 EVENTS = [
     # preemption
@@ -76,6 +77,21 @@ EVENTS = [
     "error: end",
 ]
 
+EVENTS_ALIKE = [
+    "cache hit",
+    "cache hit on an idle block",
+    "cache hit beside its holder",
+    "cache hit on a registered block",
+    "cache hit after a preemption",
+    "cache hit of all that may be found",
+    "eviction",
+    "swap-out of a cached block",
+    "copy-on-write",
+    "recompute of a group",
+    "chunk that continues",
+    "failed step",
+]
+
 
 class HypothesisDraw:
     def __init__(self, data: st.DataObject) -> None:
@@ -93,16 +109,21 @@ class EngineMachine(RuleBasedStateMachine):
 
     reference = Reference()
 
-    @initialize(data=st.data(), text=st.booleans())
-    def build(self, data, text):
+    @initialize(data=st.data(), text=st.booleans(), alike=st.booleans())
+    def build(self, data, text, alike):
         draw = HypothesisDraw(data)
-        self.engine = TestedEngine(draw_scheduler(draw), draw_cache(draw), text=text)
+        scheduler, cache, prefix = draw_scheduler(draw), draw_cache(draw), ()
+        if alike and cache.reservation == "paged":
+            cache, prefix = draw_sharing(draw, cache)
+        self.engine = TestedEngine(scheduler, cache, text=text, prefix=prefix)
+        self.alike = alike
 
     @precondition(lambda self: len(self.engine.requests) < 6)
     @rule(data=st.data())
     def add(self, data):
         name = f"r{len(self.engine.requests)}"
-        self.engine.add(draw_request(HypothesisDraw(data), name, self.engine.text))
+        draw = HypothesisDraw(data)
+        self.engine.add(draw_request(draw, name, self.engine.text, alike=self.alike))
 
     @rule(count=st.integers(1, 4))
     def step(self, count):
@@ -135,23 +156,38 @@ def test_state_machine_found_by_hypothesis():
     )
 
 
-@pytest.fixture(scope="module")
-def lived() -> Counter[str]:
-    """What happened in many seeded lives, each of which is compared with undisturbed runs."""
+def live(scenarios: list[Scenario]) -> Counter[str]:
+    """What happened in these lives, each of which is compared with undisturbed runs."""
     events: Counter[str] = Counter()
     reference = Reference()
-    scenarios = [Scenario.seeded(seed) for seed in range(NUM_SCENARIOS)]
     for text in (False, True):
         reference.prepare([r for s in scenarios if s.text == text for r in s.requests], text)
     for scenario in scenarios:
         try:
             reference.compare(scenario.run(events))
         except Exception as error:
-            error.add_note(f"in Scenario.seeded({scenario.seed})")
+            error.add_note(f"in Scenario.seeded({scenario.seed}, {scenario.alike})")
             raise
     return events
+
+
+@pytest.fixture(scope="module")
+def lived() -> Counter[str]:
+    return live([Scenario.seeded(seed) for seed in range(NUM_SCENARIOS)])
+
+
+@pytest.fixture(scope="module")
+def lived_alike(exhaustive) -> Counter[str]:
+    """Many lives more, in which prompts begin alike."""
+    number = NUM_SCENARIOS if exhaustive else NUM_ALIKE
+    return live([Scenario.seeded(seed, alike=True) for seed in range(number)])
 
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_event_happens_in_the_seeded_lives(lived, event):
     assert lived[event] > 0, f"{event!r} never happened in {NUM_SCENARIOS} lives"
+
+
+@pytest.mark.parametrize("event", EVENTS_ALIKE)
+def test_event_happens_where_prompts_begin_alike(lived_alike, event):
+    assert lived_alike[event] > 0, f"{event!r} never happened"

@@ -37,7 +37,7 @@ TRAPS = [
     39,
 ]
 """Those of the list; what is not here is none."""
-LATER = {"with prefix caching", "with the server", "with the kernels", "with tensor parallelism"}
+LATER = {"with the server", "with the kernels", "with tensor parallelism"}
 
 
 def rows():

@@ -245,6 +245,13 @@ class Rig:
             found.append(tokens[:, :, : seq.num_computed].clone())
         return found
 
+    def cached_blocks(self) -> set[int]:
+        """The blocks that a later request may find."""
+        prefixes = self.scheduler.prefixes
+        if prefixes is None:
+            return set()
+        return {block for block in range(self.kv.num_gpu_blocks) if block in prefixes.cached}
+
     def assert_idle(self) -> None:
         check_idle(self.kv)
         assert not self.scheduler.groups
@@ -255,7 +262,7 @@ class Rig:
                 assert not self.kv.block_table(seq.seq_id), f"{seq} still holds a table"
 
     def _spoil(self) -> None:
-        held: dict[bool, set[int]] = {True: set(), False: set()}
+        held: dict[bool, set[int]] = {True: set(), False: self.cached_blocks()}
         for group in self.scheduler.groups:
             for seq in group.live:
                 held[seq.status is Status.SWAPPED].update(self.kv.block_table(seq.seq_id))
