@@ -39,9 +39,8 @@ def test_arrivals_come_at_the_rate_that_is_asked_for(parts, lab, rng):
         rate = float(rng.uniform(0.5, 60))
         duration, given = MANY / rate, [] if shape is None else [shape]
         times = drawn(parts, lab, rng, rate, duration, *given)
-        within = 6 / math.sqrt(MANY * (shape or 1))
         why = f"{called(rate, duration, *given)}: arrivals a second"
-        expect_number(len(times) / duration, rate, why, within)
+        expect_number(len(times) / duration, rate, why, 0.2)  # of the burstiest, 7 deviations
 
 
 def share_below(shape, x):
@@ -163,9 +162,8 @@ def test_a_rate_that_cannot_be_is_refused(parts, lab, rng):
 def test_a_run_without_arrivals_is_a_run(parts, lab, rng):
     rate = float(rng.uniform(1, 9))
     for name in ("arrival_times", "arrivals_by_quantum"):
-        for duration in (0.0, 1e-12):
-            got = array_of(getattr(parts, name)(rate, duration, lab.rng(seed(rng))), name)
-            expect(len(got), 0, f"{name}() in {duration:g} s")
+        got = array_of(getattr(parts, name)(rate, 0.0, lab.rng(seed(rng))), f"{name}()")
+        expect(len(got), 0, f"{name}() in 0 s")
     expect(len(array_of(parts.rescale(np.array([]), rate), "rescale()")), 0, "rescale() of none")
     with expect_error(ConfigError, why="rescale() of three arrivals at 0 s"):
         parts.rescale(np.zeros(3), rate)

@@ -33,9 +33,9 @@ def test_each_policy_reserves_by_its_own_rule(parts, rng, case):
 @pytest.mark.parametrize("policy", CONTIGUOUS)
 def test_a_reservation_is_held_from_admission_to_the_end(parts, rng, policy):
     for count in (2, int(rng.integers(4, 9)), 12):
-        # The pool has room for two or three of the longest.
         limit = 40
-        setting = Setting(draw_requests(rng, count), int(rng.integers(80, 130)), policy, 4, limit)
+        pool = int(rng.integers(80, 130) if policy == "max" else rng.integers(limit, 70))
+        setting = Setting(draw_requests(rng, count), pool, policy, 4, limit)
         check_records(setting, setting.run(parts), work_out(setting))
 
 

@@ -342,6 +342,16 @@ class Lab:
             group.finished_seqs.append(seq)
         return group
 
+    def rng(self, seed: int) -> np.random.Generator:
+        """What random numbers come from. It stays where the submission draws from it."""
+        return np.random.default_rng(seed)
+
+    def request_record(self, **fields: Any) -> Any:
+        """A :class:`minipaged.sim.records.RequestRecord` of these fields."""
+        from minipaged.sim.records import RequestRecord
+
+        return RequestRecord(**fields)
+
     def step_plan(self) -> Any:
         """An empty :class:`minipaged.contracts.StepPlan`."""
         from minipaged.contracts import StepPlan
