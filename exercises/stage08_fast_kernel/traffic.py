@@ -17,7 +17,7 @@ Stage 8, fast kernels::
     stuck   minipaged hint 8.5
     use it  minipaged generate Once --model opt-stories --raw --max-tokens 8 \
                 --attention triton --parts fast_kernel=mine
-    next    minipaged grade: how far you are
+    next    lessons/10-evaluation.md
 """
 
 from __future__ import annotations

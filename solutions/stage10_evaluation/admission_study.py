@@ -18,19 +18,19 @@ is fair: with it at the head of the queue, requests are still served in the orde
 often its own blocks are what is free now. It would come right back, be preempted in the next step,
 and compute its prompt again each time.
 
-**Why the tokens are kept.** What is lost is keys and values. The tokens are known: fed as one prompt
-they make the same keys and values in one step. That is why recomputing is much cheaper than having
-served the request once more.
+**Why the tokens are kept.** What is lost is keys and values. The tokens are known: fed as one
+prompt they make the same keys and values in one step. That is why recomputing is much cheaper than
+having served the request once more.
 
 **Why a request can be refused at the door.** The largest number of slots that it can ever need is
 known: for ``paged`` it is the last token's block. If that is more than the pool has, then it would
 run until it is alone, preempt itself, come back, and never end. And everybody behind it would wait.
 
 **Why the share is over slots that are held.** Over all slots of the pool it would say how busy the
-system is. Over those that are held it says what the reservation is worth: a fifth for ``max``, three
-fifths for ``oracle``, which knows every length, and more than nine tenths for blocks of 16. Of the
-oracle's loss nothing is a wrong guess. It is all room for tokens that are yet to come, held from
-the first step on.
+system is. Over those that are held it says what the reservation is worth: a fifth for ``max``,
+three fifths for ``oracle``, which knows every length, and more than nine tenths for blocks of 16.
+Of the oracle's loss nothing is a wrong guess. It is all room for tokens that are yet to come, held
+from the first step on.
 
 **Why large blocks lose.** A block is a small reservation: on average half of the last one is empty.
 With blocks of 16 that is 8 slots a request, with 256 it is 128, which is the output of a short one.

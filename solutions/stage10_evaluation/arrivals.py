@@ -41,9 +41,8 @@ Usual mistakes
 Cost
 ----
 
-One vectorized draw, and a second small one in a run out of hundreds. An hour of 30 requests a second
-takes a few milliseconds.
-"""
+One vectorized draw, and a second small one in a run out of hundreds. An hour of 30 requests a
+second takes a few milliseconds."""
 
 from minipaged.sim.arrivals import Times, arrival_times, arrivals_by_quantum, rescale
 

@@ -23,10 +23,11 @@ nothing that happened to anyone.
 and the third from above. A rule that takes either jumps when one request more is there. A line
 between them does not, and NumPy does the same.
 
-**Why served() refuses.** An overloaded system finishes the lucky ones. Their latencies are fine: the
-others are still in the queue. If the run is cut there and the mean taken over the finished, then the
-longer the queue, the better the number. There are two honest ways out: let the run drain, or do not
-judge it. What *failed* is something else: it has no latency, so it is counted, under its own name.
+**Why served() refuses.** An overloaded system finishes the lucky ones. Their latencies are fine:
+the others are still in the queue. If the run is cut there and the mean taken over the finished,
+then the longer the queue, the better the number. There are two honest ways out: let the run drain,
+or do not judge it. What *failed* is something else: it has no latency, so it is counted, under its
+own name.
 
 **Why goodput is all bounds, a second.** One bound alone can be bought: answer the first token of
 everybody at once and let them starve after that. And a share of good requests can be bought by

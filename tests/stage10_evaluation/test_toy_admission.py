@@ -171,7 +171,7 @@ def test_the_papers_result_comes_out(parts, rng):
         why = f"study() of 150 requests in 4,000 slots, {name}: {told}: does it rise?"
         expect(in_order, True, why)
     wait = {policy: each.mean_wait for policy, each in found.items()}
-    told = ", ".join(f"{policy} {value:.3g}" for policy, value in wait.items())
+    told = ", ".join(f"{policy} {value:.2g}" for policy, value in wait.items())
     why = f"study() of 150 requests in 4,000 slots, mean_wait: {told}: does it fall?"
     expect(list(wait.values()) == sorted(wait.values(), reverse=True), True, why)
     shares = [study("paged", block).token_share for block in (1, 16, 64, 256)]
