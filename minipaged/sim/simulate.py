@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 TERMS = StepSeconds._fields
 
-#: Ids of a request's own text: no content id of a workload is that large.
-_OWN_TEXT = 1 << 48
-
 
 @dataclass(frozen=True)
 class Deployment:
@@ -256,7 +253,7 @@ class _Simulation:
         return result
 
     def _add(self, index: int, request: Request) -> None:
-        own = _OWN_TEXT + index
+        own = self.workload.own_ids[index]
         self.engine.add_request(
             str(index),
             request.token_ids(own),
@@ -265,7 +262,8 @@ class _Simulation:
             arrival_time=request.arrival_time,
         )
         # The request that came last is the last in the queue.
-        self.sampling.expect(self.engine.scheduler.waiting[-1], request.output_len, own)
+        reply = own if request.reply is None else request.reply
+        self.sampling.expect(self.engine.scheduler.waiting[-1], request.output_len, reply)
         self.result.queueing += self.clock.now - request.arrival_time
 
     def _sampling_params(self, request: Request) -> SamplingParams:
