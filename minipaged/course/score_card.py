@@ -108,16 +108,17 @@ def _name(stage: Stage) -> tuple[str, str]:
     return stage.heading, "bold"
 
 
-def _rows() -> Table:
+def _rows(score: StageScore) -> Table:
+    longest = max(len(each) for each in ("0.0", *(task.task.id for task in score.tasks)))
     table = Table.grid(padding=(0, 2), expand=True)
-    table.add_column(width=5)
+    table.add_column(width=2 + longest)
     table.add_column(ratio=1, overflow="fold")
     table.add_column(justify="right", width=7)
     return table
 
 
 def _points(score: StageScore) -> Table:
-    table = _rows()
+    table = _rows(score)
     for task in score.tasks:
         state = _STATES.get(task.state, task.state)
         _add_title(table, task.task.id, task.task.title, state, task.points, task.total)
@@ -145,7 +146,7 @@ def _on_gpu(score: StageScore) -> RenderableType:
         if pending
         else "on this machine's GPU, in a plain process of your own"
     )
-    table = _rows()
+    table = _rows(score)
     table.add_row("", Text.assemble(("GPU", "bold"), (f"  {said}", "dim")))
     for check in score.gpu:
         _add_check(table, check)

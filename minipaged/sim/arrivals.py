@@ -121,7 +121,8 @@ def rescale(times: Times, rate: float) -> Times:
         return times.copy()
     if times[-1] <= 0:
         raise ConfigError(f"the last arrival is at {times[-1]:g} s: there is nothing to stretch")
-    return times / times[-1] * (len(times) / rate)
+    stretched: Times = times / times[-1] * (len(times) / rate)
+    return stretched
 
 
 def _check(**values: float) -> None:
