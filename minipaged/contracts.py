@@ -260,9 +260,9 @@ class PrefixSharing(KVManager, Protocol):
         None for one that needs the logits of its prompt, nor for several sequences that are
         recomputed."""
 
-    def publish(self, group: SequenceGroup) -> None:
-        """Let the blocks of a running group be found that are full and computed by now
-        (``num_computed`` of its sequences)."""
+    def publish(self, groups: Iterable[SequenceGroup]) -> None:
+        """Let the blocks of running groups be found that are full and computed by now
+        (``num_computed`` of their sequences)."""
 
     def forget(self) -> None:
         """What blocks hold is not known any more: none can be found. Registered prefixes have to

@@ -37,6 +37,8 @@ class CachingPool:
         self._cache = cache
         self.num_blocks = pool.num_blocks
         self.name = pool.name
+        self.num_changes = 0
+        """How often something else could be found than before."""
 
     @property
     def num_free(self) -> int:
@@ -60,6 +62,7 @@ class CachingPool:
             )
         for _ in range(count - self._pool.num_free):
             self._pool.free(self._cache.evict())
+            self.num_changes += 1
         return self._pool.allocate_many(count)
 
     def share(self, block: int) -> None:
@@ -89,22 +92,32 @@ class CachingPool:
         new = self._cache.insert(digest, token_ids, block)
         if new:
             self._pool.share(block)
+            self.num_changes += 1
         return new
 
     def forget(self) -> None:
         """No block can be found any more; those that are idle go back to the pool."""
         self._pool.free_many(self._cache.clear())
+        self.num_changes += 1
 
 
 class _Chain:
-    """What is known of a sequence: the digests of its full blocks, and how many of the blocks
-    have been shown."""
+    """What is known of a sequence.
 
-    __slots__ = ("digests", "num_shown")
+    Attributes:
+        digests: of its full blocks.
+        num_shown: blocks, from its first one on, that have been shown.
+        hits, seen: while it waits, the blocks that it was found in, and the pool's ``num_changes``
+            by then.
+    """
+
+    __slots__ = ("digests", "hits", "num_shown", "seen")
 
     def __init__(self, digests: list[bytes], num_shown: int = 0) -> None:
         self.digests = digests
         self.num_shown = num_shown
+        self.hits: list[int] = []
+        self.seen = -1
 
 
 class PrefixKVManager(PagedKVManager):
@@ -141,7 +154,8 @@ class PrefixKVManager(PagedKVManager):
         self._chains: dict[int, _Chain] = {}
         #: digest of each block of a registered prefix -> the block, once it is computed: pinned
         self._registered: dict[bytes, int | None] = {}
-        self._longest_registered = 0  # in blocks
+        #: blocks from the beginning of a sequence that somebody may look for
+        self._most_shared = sys.maxsize if automatic else 0
 
     @property
     def num_usable_gpu_blocks(self) -> int:
@@ -162,7 +176,11 @@ class PrefixKVManager(PagedKVManager):
         if group.shape is not None or wants_logits:
             return []
         seq = self._only(group)
-        return self.cached.match(seq.token_ids, self._chain(group, seq).digests)
+        chain = self._chain(group, seq)
+        if chain.seen != self._pool.num_changes:
+            chain.hits = self.cached.match(seq.token_ids, chain.digests)
+            chain.seen = self._pool.num_changes
+        return chain.hits
 
     def _chain(self, group: SequenceGroup, seq: Sequence) -> _Chain:
         """What is known of a sequence, with the digests of all its tokens that may be shared."""
@@ -175,11 +193,6 @@ class PrefixKVManager(PagedKVManager):
             tokens = seq.token_ids if self._automatic else seq.token_ids[: limit * size]
             chain.digests = self.cached.digests(tokens, group.cache_salt, known)
         return chain
-
-    @property
-    def _most_shared(self) -> int:
-        """Blocks from the beginning of a sequence that somebody else may look for."""
-        return sys.maxsize if self._automatic else self._longest_registered
 
     def fits(self, group: SequenceGroup, headroom: int = 0) -> bool:
         # A hit on a block that others hold is for nothing; an idle one is free until it is taken.
@@ -213,19 +226,23 @@ class PrefixKVManager(PagedKVManager):
         self._chain(group, seq).num_shown = len(hits)
 
     # -- growth ------------------------------------------------------------------------------
-    def publish(self, group: SequenceGroup) -> None:
-        if group.prefilling and len(group.seqs) > 1:
-            # Siblings count a shared block as computed before its first holder has computed it.
-            return
-        for seq in group.seqs.values():
-            chain = self._chains.get(seq.seq_id)
-            full = min(seq.num_computed // self.block_size, self._most_shared)
-            if full > (chain.num_shown if chain is not None else 0):
-                self._show(self._chain(group, seq), seq, full)
+    def publish(self, groups: Iterable[SequenceGroup]) -> None:
+        size, most, chains = self.block_size, self._most_shared, self._chains
+        for group in groups:
+            if group.prefilling and len(group.seqs) > 1:
+                # Siblings count a shared block as computed before its first holder has done it.
+                continue
+            for seq_id, seq in group.seqs.items():
+                chain = chains.get(seq_id)
+                shown = chain.num_shown if chain is not None else 0
+                if shown < most and shown < seq.num_computed // size:
+                    self._show(group, seq)
 
-    def _show(self, chain: _Chain, seq: Sequence, full: int) -> None:
-        """Let the first ``full`` blocks of a sequence be found."""
+    def _show(self, group: SequenceGroup, seq: Sequence) -> None:
+        """Let the blocks of a sequence be found that are full and computed."""
+        chain = self._chain(group, seq)
         size, blocks = self.block_size, self.block_table(seq.seq_id)
+        full = min(seq.num_computed // size, self._most_shared)
         for i in range(chain.num_shown, full):
             digest = chain.digests[i]
             if not self._automatic and digest not in self._registered:
@@ -268,7 +285,7 @@ class PrefixKVManager(PagedKVManager):
                 block = self.cached.block_of(digest)
                 if block is not None:
                     self._pin(digest, block)
-        self._longest_registered = max(self._longest_registered, len(digests))
+        self._most_shared = max(self._most_shared, len(digests))
         return len(digests) * self.block_size
 
     def _pin(self, digest: bytes, block: int) -> None:

@@ -221,8 +221,8 @@ class Queues:
             several = len(group.seqs) > 1
             group.prefilling = any(s.num_computed < s.num_tokens - several for s in group.live)
         if self.prefixes is not None:
-            for group in (*self.sampled, *(group for group, _ in self._refilling)):
-                self.prefixes.publish(group)
+            self.prefixes.publish(self.sampled)
+            self.prefixes.publish(group for group, _ in self._refilling)
 
     def fork(self, group: SequenceGroup, parent: Sequence, child: Decision) -> Sequence:
         """A new live sequence of the group, with the tokens of ``parent`` as they are now: it will

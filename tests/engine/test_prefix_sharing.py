@@ -15,6 +15,7 @@ from trap_rig import Rig, greedy, ids, prompt, reference, tiny_model
 from minipaged.config import CacheConfig, ConfigError, SchedulerConfig
 from minipaged.errors import InvariantError, OutOfBlocks, RequestError
 from minipaged.kvcache.manager import PagedKVManager
+from minipaged.llm import LLM
 from minipaged.sampling_params import SamplingParams
 from minipaged.sequence import Status
 
@@ -459,6 +460,46 @@ def test_a_registered_prefix_is_computed_again_after_a_failed_step():
     same_as_alone(engine)
 
 
+def test_a_waiting_request_finds_what_has_come_and_loses_what_has_gone():
+    """It is looked up in every step in which it waits, and cannot go by what it found before."""
+    engine = make(gpu=8, max_num_seqs=1, max_num_batched_tokens=64)
+    serve(engine, "old", text(0, 9), max_tokens=1)
+    add(engine, "busy", text(20, 9), max_tokens=20, ignore_eos=True)
+    b = add(engine, "b", text(0, 13))
+    find, found = engine.engine.scheduler.tokens_to_compute, []
+    while b.live[0].status is Status.WAITING:
+        engine.step()
+        found.append(find(b) if b.live[0].status is Status.WAITING else None)
+    # The output of "busy" evicts the second block of "old", and then the first.
+    assert sorted(set(found[:-1])) == [5, 9]
+    assert found[:-1] == sorted(found[:-1])
+    engine.run()
+    same_as_alone(engine)
+
+
+# --------------------------------------------------------------------------- from text
+def test_stories_that_begin_alike_are_the_same_with_and_without():
+    begin = "Once upon a time there was a little dog named Max. One day"
+    prompts = [begin + end for end in (" he saw a bird.", " his mom said", " it was raining")]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    outputs = {}
+    for sharing in (False, True, "registered"):
+        cache = CacheConfig(
+            block_size=4, num_gpu_blocks=64, num_cpu_blocks=0, prefix_caching=sharing
+        )
+        llm = LLM("opt-stories", device="cpu", cache=cache, check=True)
+        if sharing == "registered":
+            kept = llm.register_prefix(begin)
+            assert 0 < kept == len(llm.tokenize(begin)) // 4 * 4
+        outputs[sharing] = [llm.generate(p, params, progress=False)[0] for p in prompts]
+        if sharing == "registered":
+            assert llm.engine.kv.num_usable_gpu_blocks == 64 - kept // 4
+    for sharing in (True, "registered"):
+        assert [ids(o) for o in outputs[sharing]] == [ids(o) for o in outputs[False]]
+        assert all(o.num_cached_tokens >= kept for o in outputs[sharing][1:])
+    assert not any(o.num_cached_tokens for o in outputs[False])
+
+
 # --------------------------------------------------------------------------- seeded faults
 CACHE, MANAGER, QUEUES = "kvcache.prefix_cache", "kvcache.prefix_manager", "scheduling.queues"
 
@@ -469,8 +510,8 @@ FAULTS = [
         "            super().allocate(group)\n            return\n",
         "            super().allocate(group)\n"
         "            seq = self._only(group)\n"
-        "            full = min(seq.num_tokens // self.block_size, self._most_shared)\n"
-        "            self._show(self._chain(group, seq), seq, full)\n"
+        "            seq.num_computed = seq.num_tokens\n"
+        "            self._show(group, seq)\n"
         "            return\n",
         "It will be computed in this very step.",
         ("I3",),
@@ -478,16 +519,16 @@ FAULTS = [
     Fault(
         "a_chunk_shows_the_whole_prompt",
         MANAGER,
-        "seq.num_computed // self.block_size, self._most_shared",
-        "(seq.num_computed and seq.num_tokens) // self.block_size, self._most_shared",
+        "full = min(seq.num_computed // size, self._most_shared)",
+        "full = min(seq.num_tokens // size, self._most_shared)",
         "Once it runs, its blocks are there.",
         ("I3", "I7"),
     ),
     Fault(
         "siblings_show_what_the_first_has_to_compute",
         MANAGER,
-        "        if group.prefilling and len(group.seqs) > 1:\n",
-        "        if group.prefilling and not group.seqs:\n",
+        "            if group.prefilling and len(group.seqs) > 1:\n",
+        "            if group.prefilling and not group.seqs:\n",
         "What num_computed counts is computed.",
         ("I3",),
     ),
@@ -554,6 +595,14 @@ FAULTS = [
         "        if group.shape is not None:\n",
         "Logits are wanted at the end.",
         ("I7",),
+    ),
+    Fault(
+        "what_was_found_once_stays_found",
+        MANAGER,
+        "            self._pool.free(self._cache.evict())\n            self.num_changes += 1\n",
+        "            self._pool.free(self._cache.evict())\n",
+        "A request that waits is looked up when something new is cached.",
+        ("DoubleFree", "I1", "I3", "I7"),
     ),
     Fault(
         "a_pin_is_a_note",
