@@ -183,7 +183,7 @@ def make_cost_model(
         for share, fixed in zip(get.link_bandwidth, get.transfer_seconds)
     )
     # A ring passes each value on once to be added up and once to be known, in parts.
-    reduced_bytes = 2 * layers * model.hidden_size * dtype_bytes
+    reduced_bytes = 2.0 * layers * model.hidden_size * dtype_bytes
     reduced_bytes *= 2 * (tensor_parallel - 1) / tensor_parallel
     return CostModel(
         weights=parameters

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class _Live:
     """An unfinished request, and the decision that is told of it step after step."""
 
-    __slots__ = ("decision", "output_len", "rng", "times", "token")
+    __slots__ = ("decision", "lengths", "rng", "times", "token")
 
-    def __init__(self, group: SequenceGroup, output_len: int, token: int, seed: str) -> None:
-        self.output_len = output_len
+    def __init__(self, group: SequenceGroup, lengths: Seq[int], token: int, seed: str) -> None:
+        self.lengths = lengths
         self.token = token
         self.times: list[float] = []
         self.decision = GroupDecision(group)
@@ -32,7 +32,6 @@ class SimulatedSampling:
     """Implements :class:`minipaged.contracts.Sampling` for requests whose lengths are known.
 
     A parallel sample goes its own way after the prompt. Beams fork as a :class:`ForkModel` says.
-    All siblings of a request have the same length, as in the authors' experiments.
 
     Args:
         seed: of the beams' family trees; each request has its own.
@@ -48,14 +47,18 @@ class SimulatedSampling:
         self.num_groups = 0
         self._live: dict[str, _Live] = {}
 
-    def expect(self, group: SequenceGroup, output_len: int, token: int) -> None:
+    def expect(self, group: SequenceGroup, output_len: int | Seq[int], token: int) -> None:
         """Tell how long the outputs of a new request will be.
 
         Args:
+            output_len: of all siblings, as in the authors' experiments; or of each of them, by
+                its index (not for beams, which change places).
             token: the id of all their tokens.
         """
+        width = group.params.width
+        lengths = (output_len,) * width if isinstance(output_len, int) else output_len
         seed = f"{self.seed}/{group.request_id}"
-        self._live[group.request_id] = _Live(group, output_len, token, seed)
+        self._live[group.request_id] = _Live(group, lengths, token, seed)
 
     def end(self, request_id: str) -> list[float]:
         """Forget a request.
@@ -78,7 +81,7 @@ class SimulatedSampling:
             times.append(now)
             # Most steps decide what the one before did, and say it with the same object.
             if (
-                len(times) == live.output_len
+                len(times) in live.lengths
                 or len(decision.children) != len(group.seqs)
                 or live.rng is not None
                 or len(times) == 2
@@ -88,17 +91,20 @@ class SimulatedSampling:
         return decisions
 
     def _children(self, live: _Live, group: SequenceGroup) -> list[Decision]:
-        parents = group.live
-        width = group.params.width
-        if len(live.times) == 1:
-            parents *= width  # all start from the prompt
+        parents, count = group.live, len(live.times)
+        siblings = [parent.index for parent in parents]
+        if count == 1:  # all start from the prompt
+            siblings = [*range(group.params.width)]
+            parents *= len(siblings)
         elif live.rng is not None:
             parents = [parents[at] for at in self.forks.parents(len(parents), live.rng)]
-        finish = "length" if len(live.times) == live.output_len else None
         return [
-            Decision(parent, live.token, 0.0, index, finish=finish)
-            for index, parent in enumerate(parents)
-        ]
+            Decision(
+                parent, live.token, 0.0, sibling,
+                finish="length" if count == live.lengths[sibling] else None,
+            )
+            for parent, sibling in zip(parents, siblings)
+        ]  # fmt: skip
 
     def select_outputs(self, group: SequenceGroup) -> list[Sequence]:
         """All sequences of the group."""

@@ -30,9 +30,10 @@ from minipaged.sim.sampling import SimulatedSampling
 from minipaged.sim.systems import System, find_system
 
 if TYPE_CHECKING:
-    from minipaged.contracts import StepPlan
+    from minipaged.contracts import StepLogits, StepPlan
     from minipaged.outputs import RequestOutput
     from minipaged.sim.workloads import Request, Workload
+    from minipaged.trace import TraceWriter
 
 TERMS = StepSeconds._fields
 
@@ -118,8 +119,11 @@ class Run:
         busy: how long steps took, by term.
         latency: sum over the requests of the time that they spent in the batch while a step went
             on, by the terms of that step.
-        queueing: sum over the requests of the time that they waited for memory: before their
-            first step, and after each preemption.
+        waiting: sum over the requests of the time that they were not in the batch, before their
+            first step and after each preemption, by what they waited for: ``memory``,
+            ``sequence limit``, ``token budget``, ``batch`` (a batch that nobody joins has to
+            end), ``step`` (they came while one was going on), or ``turn`` (prompts that have
+            steps of their own).
         batch_seconds: the integral over time of the requests in the batch.
         computed_tokens: tokens computed; more than prompts and outputs have, if some were computed
             again.
@@ -131,9 +135,9 @@ class Run:
     records: list[RequestRecord] = field(default_factory=list)
     num_steps: int = 0
     duration: float = 0.0
-    busy: StepSeconds = StepSeconds()
-    latency: StepSeconds = StepSeconds()
-    queueing: float = 0.0
+    busy: StepSeconds = field(default_factory=StepSeconds)
+    latency: StepSeconds = field(default_factory=StepSeconds)
+    waiting: dict[str, float] = field(default_factory=dict)
     batch_seconds: float = 0.0
     computed_tokens: int = 0
     preemptions: dict[str, int] = field(default_factory=dict)
@@ -145,6 +149,11 @@ class Run:
         """Requests in the batch, over the time that steps took."""
         busy = sum(self.busy)
         return self.batch_seconds / busy if busy else 0.0
+
+    @property
+    def queueing(self) -> float:
+        """Sum over the requests of the time that they were not in the batch, whatever for."""
+        return sum(self.waiting.values())
 
 
 def simulate(
@@ -159,6 +168,8 @@ def simulate(
     parts: Parts | None = None,
     observers: Iterable[Observer] = (),
     progress: Callable[[int], None] | None = None,
+    trace: TraceWriter | None = None,
+    max_model_len: int | None = None,
     check: bool = False,
     seed: int = 0,
 ) -> Run:
@@ -171,6 +182,9 @@ def simulate(
         cost: how long steps take; None: what the deployment says.
         parts: whose parts the engine is built from.
         progress: called with the number of requests that have ended since the last call.
+        trace: gets a record of every step.
+        max_model_len: positions of the model: longer prompts are refused, longer outputs end there.
+            None: as many as the workload asks for.
         check: verify the engine's invariants in every step.
         seed: of the beams.
 
@@ -187,6 +201,8 @@ def simulate(
         forks or ForkModel(),
         parts,
         tuple(observers),
+        trace,
+        max_model_len or workload.max_model_len,
         check,
         seed,
     ).run(progress)
@@ -206,29 +222,34 @@ class _Simulation:
         forks: ForkModel,
         parts: Parts | None,
         observers: tuple[Observer, ...],
+        trace: TraceWriter | None,
+        max_model_len: int,
         check: bool,
         seed: int,
     ) -> None:
         self.workload = workload
         self.observers = observers
+        self.max_model_len = max_model_len
         self.clock = VirtualClock()
         kind = PaddedExecutor if system.padded else SimulatedExecutor
         self.executor = kind(cost or deployment.cost_model(cache.block_size), self.clock)
         self.sampling = SimulatedSampling(self.clock, forks, seed)
         self.engine = Engine(
-            system.scheduler(replace(scheduler, max_model_len=workload.max_model_len)),
+            system.scheduler(replace(scheduler, max_model_len=max_model_len)),
             system.cache(deployment.cache(cache)),
-            self.executor,
+            self,
             self.sampling,
             parts=parts,
             clock=self.clock,
             check=check,
+            trace=trace,
         )
         self.result = Run(system.name)
         self._records: dict[str, RequestRecord] = {}
         self._params: dict[tuple[int, int, bool], SamplingParams] = {}
         self._busy = [0.0] * len(TERMS)
         self._latency = [0.0] * len(TERMS)
+        self._cause = ""
 
     def run(self, progress: Callable[[int], None] | None) -> Run:
         engine, clock, result = self.engine, self.clock, self.result
@@ -263,8 +284,14 @@ class _Simulation:
         )
         # The request that came last is the last in the queue.
         reply = own if request.reply is None else request.reply
-        self.sampling.expect(self.engine.scheduler.waiting[-1], request.output_len, reply)
-        self.result.queueing += self.clock.now - request.arrival_time
+        output_len = self._output_len(request)
+        self.sampling.expect(self.engine.scheduler.waiting[-1], output_len, reply)
+        self._wait("step", self.clock.now - request.arrival_time)
+
+    def _output_len(self, request: Request) -> int:
+        """Tokens that it gets: no more than there are positions. (A prompt that leaves none is
+        refused.)"""
+        return max(1, min(request.output_len, self.max_model_len - request.prompt_len))
 
     def _sampling_params(self, request: Request) -> SamplingParams:
         key = (request.output_len, request.num_sequences, request.beam)
@@ -277,6 +304,28 @@ class _Simulation:
                 use_beam_search=request.beam,
             )
         return self._params[key]
+
+    # -- a step: the engine's executor is this object, which passes the plan on ----------------
+    def execute(self, plan: StepPlan) -> StepLogits:
+        """Between plan and booking: who is not in the batch now, has been turned down."""
+        self._cause = self._turned_down_for(plan)
+        return self.executor.execute(plan)
+
+    def _turned_down_for(self, plan: StepPlan) -> str:
+        """What the first request in the queue waits for; those behind it wait for the same."""
+        scheduler = self.engine.scheduler
+        if scheduler.swapped or plan.preempted or not scheduler.waiting:
+            return "memory"
+        config, group = scheduler.config, scheduler.waiting[0]
+        if config.batching == "request" and plan.spans and not plan.admitted:
+            return "batch"
+        tokens = scheduler.tokens_to_compute(group)
+        return scheduler.admission.shortage(group, tokens, scheduler.batch(plan)) or "turn"
+
+    def _wait(self, cause: str, seconds: float) -> None:
+        if seconds:
+            waiting = self.result.waiting
+            waiting[cause] = waiting.get(cause, 0.0) + seconds
 
     def _step(self) -> list[RequestOutput]:
         scheduler = self.engine.scheduler
@@ -299,7 +348,7 @@ class _Simulation:
         result, seconds, batch = self.result, self.executor.last, self.sampling.num_groups
         self._busy = [total + term for total, term in zip(self._busy, seconds)]
         self._latency = [total + batch * term for total, term in zip(self._latency, seconds)]
-        result.queueing += (unfinished - batch) * elapsed
+        self._wait(self._cause, (unfinished - batch) * elapsed)
         result.batch_seconds += batch * elapsed
         result.computed_tokens += self.executor.last_load.tokens
         result.copied_blocks += len(plan.copies)
@@ -312,7 +361,8 @@ class _Simulation:
     def _end(self, output: RequestOutput) -> None:
         request = self.workload.requests[int(output.request_id)]
         times = self.sampling.end(output.request_id)
-        failed = [o for o in output.outputs if len(o.token_ids) != request.output_len]
+        expected = self._output_len(request)
+        failed = [o for o in output.outputs if len(o.token_ids) != expected]
         reasons = [str(o.stop_reason or o.finish_reason) for o in failed]
         self._records[output.request_id] = RequestRecord(
             arrival_time=request.arrival_time,
