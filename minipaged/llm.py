@@ -245,6 +245,7 @@ class LLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str = "",
         stream: bool = False,
     ) -> str:
         """Queue one request for :attr:`engine`, which the caller steps.
@@ -263,6 +264,7 @@ class LLM:
             params,
             prompt=text,
             priority=priority,
+            cache_salt=cache_salt,
             stream=stream,
         )
         return request_id

@@ -13,6 +13,7 @@ from minipaged.engine import Engine
 from minipaged.executor.hash_executor import HashExecutor
 from minipaged.invariants import check_idle
 from minipaged.outputs import CompletionOutput, RequestOutput
+from minipaged.parts import Parts
 from minipaged.sampling.decide import TorchSampling
 from minipaged.sampling_params import SamplingParams
 from minipaged.sequence import SequenceGroup, Status
@@ -91,6 +92,7 @@ class TestedEngine:
         events: Counter[str] | None = None,
         check: bool = True,
         prefix: tuple[int, ...] = (),
+        parts: Parts | None = None,
     ) -> None:
         self.check = check
         self.scheduler_config = scheduler
@@ -106,6 +108,7 @@ class TestedEngine:
             cache,
             self,
             TorchSampling(scheduler.max_model_len, vocab_size=VOCAB_SIZE, eos_token_ids=eos),
+            parts=parts,
             tokenizer=tokenizer,
             vocab_size=VOCAB_SIZE,
             clock=lambda: 0.0,

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from harness import BLOCK_SIZE, MAX_MODEL_LEN, Request, TestedEngine
 
 from minipaged.config import CacheConfig, SchedulerConfig
+from minipaged.parts import Parts
 from minipaged.sampling_params import SamplingParams
 
 NUM_REQUESTS = 8
@@ -204,11 +205,12 @@ class Scenario:
     def requests(self) -> list[Request]:
         return [request for requests in self.adds for request in requests]
 
-    def run(self, events: Counter[str] | None = None) -> TestedEngine:
+    def run(self, events: Counter[str] | None = None, parts: Parts | None = None) -> TestedEngine:
         """Live through it on a checked engine, to the end."""
         engine = TestedEngine(
-            self.scheduler, self.cache, text=self.text, events=events, prefix=self.prefix
-        )
+            self.scheduler, self.cache, text=self.text, events=events, prefix=self.prefix,
+            parts=parts,
+        )  # fmt: skip
         states = list(self.victims)
         for step in range(len(self.adds) + LIFE_AFTER):
             for request in self.adds[step] if step < len(self.adds) else ():

@@ -6,6 +6,8 @@ anything but what it should changes every later token."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faults import Fault
 from harness import BLOCK_SIZE, MAX_MODEL_LEN, Reference, Request, RuleError, TestedEngine
@@ -13,9 +15,11 @@ from scenarios import Scenario, family
 from trap_rig import Rig, greedy, ids, prompt, reference, tiny_model
 
 from minipaged.config import CacheConfig, ConfigError, SchedulerConfig
+from minipaged.course.student_parts import load_parts
 from minipaged.errors import InvariantError, OutOfBlocks, RequestError
 from minipaged.kvcache.manager import PagedKVManager
 from minipaged.llm import LLM
+from minipaged.parts import Parts
 from minipaged.sampling_params import SamplingParams
 from minipaged.sequence import Status
 
@@ -475,6 +479,21 @@ def test_a_waiting_request_finds_what_has_come_and_loses_what_has_gone():
     assert found[:-1] == sorted(found[:-1])
     engine.run()
     same_as_alone(engine)
+
+
+# --------------------------------------------------------------------------- others' parts
+def test_sharing_asks_of_other_parts_only_what_their_docstrings_promise(lives):
+    """Parts that are right and written in another way, as a student's are."""
+    folder = Path(__file__).parents[1] / "course" / "different"
+    names = ("block_allocator", "block_table", "copy_on_write", "swap", "scheduler", "preemption")
+    parts = load_parts(",".join(f"{name}={folder}" for name in names))
+    assert parts.BlockAllocator is not Parts.BlockAllocator
+    hits = 0
+    for scenario in lives[:8]:
+        engine = scenario.run(parts=parts)
+        REFERENCE.compare(engine)
+        hits += engine.events["cache hit"]
+    assert hits > 0
 
 
 # --------------------------------------------------------------------------- from text
