@@ -107,6 +107,16 @@ UNRELATED = {
         ("paged_decode_v0", "mixed / tl.where(total > 0, total, 1.0)", "mixed"),
         ("paged_decode_v0", "head // GROUP", "head // 2"),
     ],
+    "10": [
+        ("arrivals", "np.repeat(starts,", "np.repeat(starts + quantum / 2,"),
+        ("arrivals", "(len(times) / rate)", "((len(times) - 1) / rate)"),
+        ("metrics", "return record.token_times[0] -", "return record.token_times[-1] -"),
+        ("metrics", "float(ordered.std())", "float(ordered.std(ddof=1))"),
+        ("metrics", "bound for name, bound", "bound + 1e9 for name, bound"),
+        ("admission_study", "self.queue.appendleft(victim)", "self.queue.append(victim)"),
+        ("admission_study", "sum(cache.waits) / len(cache.waits)", "sum(cache.waits)"),
+        ("admission_study", "record.num_preemptions += 1", "record.num_preemptions = 1"),
+    ],
 }
 DIFFERENT = COURSE.root / "tests" / "course" / "different"
 
