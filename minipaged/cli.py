@@ -29,6 +29,8 @@ COMMANDS = {
     "autograder": ("minipaged.course.autograder", "write a zip that Gradescope grades with"),
     "release": ("minipaged.course.release", "a copy of the course for a class, without answers"),
     "mutants": ("minipaged.course.reject", "grade the grader: every wrong part must be rejected"),
+    "sim": ("minipaged.simulation", "serve a workload on a virtual clock, and say where time went"),
+    "paper": ("minipaged.paper", "reproduce the paper's figures on the simulated engine"),
     "plan": ("minipaged.plan", "what fits: weights, KV cache and blocks of a model on a GPU"),
     "doctor": ("minipaged.doctor", "check this machine, and say how to mend what is wrong"),
     "fetch": ("minipaged.fetch", "get the small chat model into the user's cache"),

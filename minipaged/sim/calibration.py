@@ -127,7 +127,8 @@ def fit_cost_model(
         ConfigError: there are fewer steps than terms, or one took no time.
     """
     loads = [step.load for step in steps]
-    if len(steps) < 5 or any(not 0 < s.model_seconds < math.inf for s in (*steps, *moves)):
+    times = [s.model_seconds for s in (*steps, *moves)] + [s.host_seconds for s in steps]
+    if len(steps) < 5 or any(not 0 < seconds < math.inf for seconds in times):
         raise ConfigError(
             f"{len(steps)} steps to fit a cost model to: at least 5 are needed, each with a time"
         )

@@ -168,7 +168,7 @@ def simulate(
     forks: ForkModel | None = None,
     parts: Parts | None = None,
     observers: Iterable[Observer] = (),
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] | None = None,
     trace: TraceWriter | None = None,
     max_model_len: int | None = None,
     check: bool = False,
@@ -252,7 +252,7 @@ class _Simulation:
         self._latency = [0.0] * len(TERMS)
         self._cause = ""
 
-    def run(self, progress: Callable[[int], None] | None) -> Run:
+    def run(self, progress: Callable[[int], object] | None) -> Run:
         engine, clock, result = self.engine, self.clock, self.result
         requests = self.workload.requests
         next_request = 0
