@@ -195,8 +195,11 @@ class PrefixKVManager(PagedKVManager):
         return chain
 
     def fits(self, group: SequenceGroup, headroom: int = 0) -> bool:
+        hits = self._hits(group)
+        if not super().fits(group, headroom - len(hits)):
+            return False
         # A hit on a block that others hold is for nothing; an idle one is free until it is taken.
-        held = sum(self.gpu.ref_count(block) > 0 for block in self._hits(group))
+        held = sum(not self.cached.is_idle(block) for block in hits)
         return super().fits(group, headroom - held)
 
     def fits_ever(self, group: SequenceGroup) -> bool:

@@ -562,8 +562,8 @@ FAULTS = [
     Fault(
         "an_idle_hit_costs_nothing",
         MANAGER,
-        "self.gpu.ref_count(block) > 0",
-        "self.gpu.ref_count(block) >= 0",
+        "sum(not self.cached.is_idle(block) for block in hits)",
+        "len(hits)",
         "What is there need not be allocated.",
         ("OutOfBlocks", "watermark", "I4"),
     ),
