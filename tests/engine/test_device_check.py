@@ -76,7 +76,7 @@ def test_the_largest_model_that_leaves_room_for_a_pool(monkeypatch, gib, name):
 # --------------------------------------------------------------------------- the script
 FAKE_PYTHON = """#!/bin/sh
 case "$*" in
-    scripts/device_report.py*) exec {python} "$@" ;;
+    scripts/device_report.py*) exec '{python}' "$@" ;;
     *"device_check about"*) echo '{{"figures": {{"arch": "sm_90", "device": "cuda",
         "name": "Some GPU", "copy_bytes_per_s": 2e12, "torch": "2.11"}}}}' >"$5" ;;
     *"device_check graphs"*) echo "the graphs are broken"; exit 3 ;;
