@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import math
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipaged.config import CacheConfig
 from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import RequestError
 from minipaged.options import add_parts_argument
+from minipaged.sim.wishes import parse_percentiles, parse_rates, parse_slo
+from minipaged.sim.workloads.checks import require_positive
 
 if TYPE_CHECKING:
     from minipaged.bench.decode_step import DecodeStep
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from minipaged.llm import LLM
     from minipaged.parts import Parts
 
-BENCHMARKS = ("throughput", "decode", "scheduler", "memory")
+BENCHMARKS = ("throughput", "decode", "scheduler", "memory", "load")
 WASTE_BLOCKS = 128
 MAX_MODEL_LEN = 512  # what the reservation "max" holds for each request
 
@@ -40,12 +43,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true", help="measure this engine alone")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
+    group = parser.add_argument_group("load")
+    group.add_argument(
+        "--rate", default="inf", metavar="R", help="requests a second (default: inf, all at once)"
+    )
+    group.add_argument(
+        "--burstiness", type=float, default=1.0, metavar="SHAPE",
+        help="of gamma arrivals; 1: Poisson, below 1 they come in bursts (default: %(default)g)",
+    )  # fmt: skip
+    group.add_argument(
+        "--slo", "--goodput", nargs="+", metavar="NAME:MS",
+        help='count requests within these bounds, as in "ttft:200 tpot:50"',
+    )  # fmt: skip
+    group.add_argument(
+        "--percentiles", default="50,90,99", metavar="P,…", help="default: %(default)s"
+    )
+    group.add_argument(
+        "--calibrate", metavar="FILE",
+        help="measure how long steps take, and write the terms for `minipaged sim --cost FILE`; "
+        "benchmarks run only if they are named",
+    )  # fmt: skip
     add_parts_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table for each benchmark, and write the JSON file."""
-    names = args.benchmarks or list(BENCHMARKS)
+    names = args.benchmarks or ([] if args.calibrate else list(BENCHMARKS))
     for name in names:
         if name not in BENCHMARKS:
             raise RequestError(
@@ -54,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("requests", "rounds", "threads"):
         if getattr(args, name) < 1:
             raise RequestError(f"--{name} must be at least 1, not {getattr(args, name)}")
+    wishes = _load_wishes(args)
     parts = load_parts(args.parts)
     for note in parts.notes:
         print(f"minipaged: {note}", file=sys.stderr)
@@ -71,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         "torch": torch.__version__,
     }
     with explained(parts):
-        llm = _load(args, parts) if set(names) & {"throughput", "decode", "memory"} else None
+        llm = _load(args, parts) if args.calibrate or set(names) - {"scheduler"} else None
         if llm is not None and "throughput" in names:
             report["engines"] = _throughput(llm, args)
         if llm is not None and "decode" in names:
@@ -80,10 +104,31 @@ def run(args: argparse.Namespace) -> int:
             report |= _scheduler(parts)
         if llm is not None and "memory" in names:
             report |= _memory(llm, args)
+        if llm is not None and "load" in names:
+            report |= _serve_load(llm, args, wishes)
+        if llm is not None and args.calibrate:
+            _calibrate(llm, args)
     if args.json:
         Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         print(f"written to {args.json}", file=sys.stderr)
     return 0
+
+
+class _LoadWishes(NamedTuple):
+    """The options of the load, read before anything is measured."""
+
+    rate: float
+    slo: dict[str, float] | None
+    percentiles: list[float]
+
+
+def _load_wishes(args: argparse.Namespace) -> _LoadWishes:
+    rates = parse_rates(args.rate)
+    if len(rates) > 1:
+        raise RequestError(f"--rate {args.rate}: one load is served, at one rate")
+    require_positive(burstiness=args.burstiness)
+    slo = parse_slo(args.slo) if args.slo else None
+    return _LoadWishes(rates[0], slo, parse_percentiles(args.percentiles))
 
 
 def _load(args: argparse.Namespace, parts: Parts) -> LLM:
@@ -204,3 +249,37 @@ def _memory(llm: LLM, args: argparse.Namespace) -> dict[str, Any]:
             for waste in wastes
         },
     }
+
+
+def _serve_load(llm: LLM, args: argparse.Namespace, wishes: _LoadWishes) -> dict[str, Any]:
+    """The keys are those of ``minipaged sim --json``, but for where the time went."""
+    from minipaged.bench.load import serve_load
+    from minipaged.bench.workload import as_load, make_workload
+    from minipaged.sim.report import measurements, render_measurements
+
+    assert llm.tokenizer is not None
+    jobs = make_workload(llm.tokenizer, args.requests, args.seed)
+    load = as_load(jobs, wishes.rate, args.burstiness, args.seed)
+    result = serve_load(llm.engine, load, [job.prompt_token_ids for job in jobs])
+    numbers = measurements(result, wishes.slo, wishes.percentiles)
+    print(f"\n{load.name}, {load.num_requests} requests\n\n{render_measurements(numbers)}")
+    return {
+        "workload": load.name,
+        "num_prompts": load.num_requests,
+        "request_rate": "inf" if wishes.rate == math.inf else wishes.rate,
+        "burstiness": args.burstiness,
+        "block_size": llm.cache_config.block_size,
+        "seed": args.seed,
+        **numbers,
+    }
+
+
+def _calibrate(llm: LLM, args: argparse.Namespace) -> None:
+    from minipaged.bench.calibrate import calibrate, describe
+
+    calibration = calibrate(llm, args.rounds)
+    print(f"\nWhat steps of {calibration.model} take on {calibration.device}")
+    print(describe(calibration.cost))
+    print(f"  mean error of a step: {calibration.mean_error:.1%}")
+    calibration.save(args.calibrate)
+    print(f"written to {args.calibrate}", file=sys.stderr)

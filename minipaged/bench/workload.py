@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from minipaged.sim.workloads import Request, Workload
 
 if TYPE_CHECKING:
     from minipaged.contracts import Tokenizer
@@ -54,3 +57,20 @@ def make_workload(tokenizer: Tokenizer, num_requests: int, seed: int = 0) -> lis
         start = dice.randrange(len(ids) - length)
         jobs.append(Job(ids[start : start + length], dice.choice(OUTPUT_LENGTHS)))
     return jobs
+
+
+def as_load(
+    jobs: list[Job], rate: float = math.inf, burstiness: float = 1.0, seed: int = 0
+) -> Workload:
+    """The same requests with arrival times, for :func:`minipaged.bench.load.serve_load`.
+
+    Args:
+        rate: requests a second, on average; infinite: all at once.
+        burstiness: shape of the gamma distribution of the times between arrivals.
+    """
+    requests = tuple(Request(0.0, len(job.prompt_token_ids), job.output_len) for job in jobs)
+    longest = max(request.total_len for request in requests)
+    if math.isinf(rate):
+        return Workload("mixed lengths at once", requests, longest)
+    name = f"mixed lengths at {rate:g} req/s"
+    return Workload(name, requests, longest).redrawn(rate, seed, burstiness)

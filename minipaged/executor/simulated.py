@@ -10,6 +10,28 @@ from minipaged.contracts import StepLogits, StepPlan
 from minipaged.executor.cost_model import CostModel, StepLoad, StepSeconds
 
 
+def load_of(plan: StepPlan) -> StepLoad:
+    """What a step has to do."""
+    spans = plan.spans
+    tokens = sum([len(span.token_ids) for span in spans])
+    context = sum([span.start for span in spans])
+    pairs = 0
+    if tokens > len(spans):
+        for span in spans:
+            count = len(span.token_ids)
+            if count > 1:
+                pairs += count * span.start + count * (count + 1) // 2
+    return StepLoad(
+        tokens,
+        len(spans),
+        context,
+        pairs,
+        len(plan.copies),
+        len(plan.swap_out),
+        len(plan.swap_in),
+    )
+
+
 class VirtualClock:
     """Seconds since the start of a simulation. It goes on only when it is told to."""
 
@@ -44,24 +66,7 @@ class SimulatedExecutor:
 
     def load(self, plan: StepPlan) -> StepLoad:
         """What the step has to do."""
-        spans = plan.spans
-        tokens = sum([len(span.token_ids) for span in spans])
-        context = sum([span.start for span in spans])
-        pairs = 0
-        if tokens > len(spans):
-            for span in spans:
-                count = len(span.token_ids)
-                if count > 1:
-                    pairs += count * span.start + count * (count + 1) // 2
-        return StepLoad(
-            tokens,
-            len(spans),
-            context,
-            pairs,
-            len(plan.copies),
-            len(plan.swap_out),
-            len(plan.swap_in),
-        )
+        return load_of(plan)
 
 
 class PaddedExecutor(SimulatedExecutor):

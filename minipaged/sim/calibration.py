@@ -1,6 +1,6 @@
 """Cost models that were measured: terms fitted to the times of real steps, and their file.
 
-``minipaged bench calibrate`` measures and writes one, ``minipaged sim --cost FILE`` reads it.
+``minipaged bench --calibrate`` measures and writes one, ``minipaged sim --cost FILE`` reads it.
 """
 
 from __future__ import annotations

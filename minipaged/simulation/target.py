@@ -28,7 +28,7 @@ def add_system_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--cost", metavar="FILE",
-        help="step times and pool as `minipaged bench calibrate` measured them, in place of "
+        help="step times and pool as `minipaged bench --calibrate` measured them, in place of "
         "--model, --gpu and --efficiency",
     )  # fmt: skip
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="default: 16")
