@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sim",),
     ("course",),
     ("options",),
-    ("generate", "demo", "bench", "plan", "simulation", "doctor", "server"),
+    ("generate", "demo", "bench", "plan", "paper", "simulation", "doctor", "server"),
     ("cli",),
 )
 LAYER_OF = {

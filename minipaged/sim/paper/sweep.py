@@ -1,0 +1,125 @@
+"""Many simulations at once: over the cores of this machine, or over Ray or Dask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minipaged.errors import ConfigError
+from minipaged.sim.paper.jobs import Job, Outcome, run_job
+
+if TYPE_CHECKING:
+    from minipaged.parts import Parts
+    from minipaged.sim.paper.store import ResultStore
+
+
+class Sweep:
+    """Runs jobs, each once.
+
+    Args:
+        workers: processes at a time; -1: one for each core.
+        backend: of joblib: ``loky``, the processes of this machine; ``ray`` and ``dask``, whose
+            cluster is the one that their own settings name; or one that the caller has registered.
+        parts: whose parts the engines are built from; None: the reference's.
+        store: what keeps results; None: nothing does beyond this sweep.
+        progress: show a bar.
+    """
+
+    def __init__(
+        self,
+        workers: int = -1,
+        backend: str = "loky",
+        parts: Parts | None = None,
+        store: ResultStore | None = None,
+        progress: bool = False,
+    ) -> None:
+        self.workers = workers
+        self.backend = backend
+        self.parts = parts
+        self.store = store
+        self.progress = progress
+        self._done: dict[Job, Outcome] = {}
+
+    def run(self, jobs: Iterable[Job], label: str = "") -> list[Outcome]:
+        """What comes of the jobs, in their order. The largest ones start first; a result is kept
+        as soon as it is there.
+
+        Args:
+            label: of the bar.
+
+        Raises:
+            ConfigError: no such backend; or as :func:`~minipaged.sim.paper.jobs.run_job`.
+        """
+        jobs = list(jobs)
+        for job in jobs:
+            if job not in self._done and self.store is not None:
+                kept = self.store.get(job)
+                if kept is not None:
+                    self._done[job] = kept
+        missing = sorted({job for job in jobs if job not in self._done}, key=_largest_first)
+        if missing:
+            self._run(missing, label)
+        return [self._done[job] for job in jobs]
+
+    def _run(self, jobs: Sequence[Job], label: str) -> None:
+        from tqdm import tqdm
+
+        with tqdm(
+            total=len(jobs), desc=label, unit="run", leave=False, disable=not self.progress
+        ) as bar:
+            for at, outcome in self._fan_out(jobs):
+                self._done[jobs[at]] = outcome
+                if self.store is not None:
+                    self.store.put(jobs[at], outcome)
+                bar.update()
+
+    def _fan_out(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+        """Results as they come, with the numbers of their jobs."""
+        if self.workers == 1 and self.backend == "loky":
+            yield from (_numbered(at, job, self.parts) for at, job in enumerate(jobs))
+            return
+        import joblib
+
+        with _config(self.backend, self.workers):
+            parallel = joblib.Parallel(batch_size=1, **_as_they_come(joblib))
+            yield from parallel(
+                joblib.delayed(_numbered)(at, job, self.parts) for at, job in enumerate(jobs)
+            )
+
+
+def _largest_first(job: Job) -> tuple[float, str]:
+    """Then as they are written, so that the order is the same in every run."""
+    return -job.size, repr(job)
+
+
+def _numbered(at: int, job: Job, parts: Parts | None) -> tuple[int, Outcome]:
+    return at, run_job(job, parts)
+
+
+def _config(backend: str, workers: int) -> Any:
+    """joblib's settings for a backend; Ray and Dask are told to joblib first."""
+    import joblib
+
+    try:
+        if backend == "ray":
+            from ray.util.joblib import register_ray
+
+            register_ray()
+        elif backend == "dask":
+            from distributed import Client, default_client
+
+            try:
+                default_client()
+            except ValueError:
+                Client()  # of the scheduler that Dask's settings name, or one for this machine
+        return joblib.parallel_config(backend=backend, n_jobs=workers)
+    except ImportError as error:
+        raise ConfigError(f"--backend {backend}: {error}; install it first") from None
+    except ValueError as error:
+        raise ConfigError(f"--backend {backend}: {error}") from None
+
+
+def _as_they_come(joblib: Any) -> dict[str, str]:
+    """The way to get results one by one, if the backend in use has it."""
+    backend, _ = joblib.parallel.get_active_backend()
+    return {"return_as": "generator_unordered"} if backend.supports_return_generator else {}
