@@ -69,7 +69,7 @@ def check_plan(
     _check_whole_groups(plan, kv, groups)
     _check_tables(plan, kv, groups, block_size, exact)
     owners = _device_owners(kv, groups)
-    _check_block_operations(plan, owners, exact)
+    _check_block_operations(plan, owners, _host_owners(kv, groups), exact)
     _check_writes(plan, owners, block_size, cached)
 
 
@@ -89,6 +89,17 @@ def _device_owners(kv: KVManager, groups: Seq[SequenceGroup]) -> dict[int, list[
                 for logical, block in enumerate(kv.block_table(seq.seq_id)):
                     owners[block].append(_Owner(group, seq, logical))
     return owners
+
+
+def _host_owners(kv: KVManager, groups: Seq[SequenceGroup]) -> dict[int, str]:
+    """Host block -> the group that holds it."""
+    return {
+        block: group.request_id
+        for group in groups
+        for seq in group.live
+        if seq.status is Status.SWAPPED
+        for block in kv.block_table(seq.seq_id)
+    }
 
 
 def _check_directions(plan: StepPlan) -> None:
@@ -183,10 +194,12 @@ def _check_tables(
         )
 
 
-def _check_block_operations(plan: StepPlan, owners: dict[int, list[_Owner]], exact: bool) -> None:
+def _check_block_operations(
+    plan: StepPlan, owners: dict[int, list[_Owner]], host_owners: dict[int, str], exact: bool
+) -> None:
     """I15: the block operations of a step do not get into each other's way."""
 
-    def once(blocks: Iterable[int], what: str) -> None:
+    def once(blocks: Iterable[object], what: str) -> None:
         twice = [block for block, count in Counter(blocks).items() if count > 1]
         _demand(not twice, "I15", f"step {plan.step} has {what} more than once: blocks {twice}")
 
@@ -194,11 +207,15 @@ def _check_block_operations(plan: StepPlan, owners: dict[int, list[_Owner]], exa
         return [a for a, _ in pairs], [b for _, b in pairs]
 
     in_sources, in_targets = ends(plan.swap_in)
-    out_sources, out_targets = ends(plan.swap_out)
+    _, out_targets = ends(plan.swap_out)
     sources, targets = ends(plan.copies)
     once(in_sources, "a host block to swap in")
     once(in_targets, "a swap-in target")
-    once(out_sources, "a device block to swap out")
+    # Groups that begin alike may share a block; each takes a copy of its own with it.
+    once(
+        ((source, host_owners.get(target)) for source, target in plan.swap_out),
+        "a device block to swap out for the same group",
+    )
     once(out_targets, "a swap-out target")
     once(targets, "a copy-on-write target")
     for others, what in ((sources, "a copy-on-write source"), (in_targets, "a swap-in target")):

@@ -229,6 +229,15 @@ def test_i15_a_copy_may_go_to_a_block_swapped_out_in_the_same_step(rig):
     rig.check()
 
 
+def test_i15_two_groups_may_take_a_shared_block_with_them(rig):
+    other = rig.group("other", [[2, 3]], outputs=1, status=Status.SWAPPED)
+    rig.plan.swap_out = [(8, 0), (9, 1), (8, 2), (7, 3)]
+    rig.check()
+    rig.kv.tables[other.live[0].seq_id] = [3, 1]
+    rig.kv.tables[rig.swapped.live[0].seq_id] = [0, 2]
+    refused("I15", rig)
+
+
 def test_i15_the_last_holder_does_not_copy(rig):
     rig.plan.copies = [(5, 3), (9, 4)]
     refused("I15", rig)

@@ -6,6 +6,7 @@ anything but what it should changes every later token."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from trap_rig import Rig, greedy, ids, prompt, reference, tiny_model
 from minipaged.config import CacheConfig, ConfigError, SchedulerConfig
 from minipaged.course.student_parts import load_parts
 from minipaged.errors import InvariantError, OutOfBlocks, RequestError
+from minipaged.invariants import check_plan
 from minipaged.kvcache.manager import PagedKVManager
 from minipaged.llm import LLM
 from minipaged.parts import Parts
@@ -378,6 +380,28 @@ def test_a_group_that_is_swapped_leaves_what_others_hold():
     queues.requeue(g)
     engine.step()
     assert not {b for s in g.seqs for b in engine.engine.kv.block_table(s)} & set(shared)
+    engine.run()
+    same_as_alone(engine)
+
+
+def test_groups_that_are_swapped_together_each_take_what_they_share():
+    engine = make(gpu=16, cpu=16, preemption="swap")
+    a = add(engine, "a", text(0, 13), max_tokens=9)
+    engine.step()
+    b = add(engine, "b", text(0, 13), max_tokens=9)
+    engine.step()
+    shared = set(table(engine, "a")) & set(table(engine, "b"))
+    assert len(shared) == 3
+    queues, kv = engine.engine.scheduler, engine.engine.kv
+    plan = queues.begin()
+    for group in (a, b):
+        queues.preemption.preempt(group, plan)
+        queues.running.remove(group)
+        queues.requeue(group)
+    check_plan(plan, kv, queues.groups, BLOCK_SIZE, cached=kv.cached)
+    assert Counter(source for source, _ in plan.swap_out) == Counter([*shared, *shared, 3, 4])
+    assert not set(table(engine, "a")) & set(table(engine, "b"))
+    engine.model.execute(plan)
     engine.run()
     same_as_alone(engine)
 
