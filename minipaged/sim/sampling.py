@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from minipaged.contracts import Decision, GroupDecision
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class _Live:
     """An unfinished request, and the decision that is told of it step after step."""
 
-    __slots__ = ("decision", "lengths", "rng", "times", "token")
+    __slots__ = ("decision", "lengths", "rng", "scores", "times", "token")
 
     def __init__(self, group: SequenceGroup, lengths: Seq[int], token: int, seed: str) -> None:
         self.lengths = lengths
@@ -26,6 +27,7 @@ class _Live:
         self.times: list[float] = []
         self.decision = GroupDecision(group)
         self.rng = random.Random(seed) if group.params.use_beam_search else None
+        self.scores = [0.0] * len(lengths)  # of beams
 
 
 class SimulatedSampling:
@@ -97,7 +99,7 @@ class SimulatedSampling:
             siblings = [*range(group.params.width)]
             parents *= len(siblings)
         elif live.rng is not None:
-            parents = [parents[at] for at in self.forks.parents(len(parents), live.rng)]
+            parents = [parents[at] for at in self.forks.parents(live.scores, live.rng)]
         return [
             Decision(
                 parent, live.token, 0.0, sibling,
@@ -107,8 +109,8 @@ class SimulatedSampling:
         ]  # fmt: skip
 
     def select_outputs(self, group: SequenceGroup) -> list[Sequence]:
-        """All sequences of the group."""
-        return [*group.all_seqs()]
+        """All sequences of the group, by their index."""
+        return sorted(group.all_seqs(), key=attrgetter("index"))
 
 
 def _sampled(plan: StepPlan, groups: Seq[SequenceGroup]) -> Seq[SequenceGroup]:
