@@ -263,7 +263,8 @@ def sustained_rate(points: Iterable[tuple[float, float]], level: float) -> float
     point that is lower again is luck.
 
     Args:
-        points: (request rate, latency) of some runs, in any order; no two have the same rate.
+        points: (request rate, latency) of some runs, in any order. Of two runs at one rate the
+            lower latency comes first.
         level: a latency, in the unit of the points.
 
     Raises:
