@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 # Most models here are tiny: a second thread would wait for the first. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-from minipaged.course.device import triton_environment
+from minipaged.course.catalog import Stage, load_course
+from minipaged.course.device import compiles_for_device, triton_environment
 
 # Before Triton is imported, by whatever test: without a GPU its kernels run in the interpreter.
 os.environ.update(triton_environment(os.environ))
@@ -19,6 +22,9 @@ from minipaged.fetch import SMOLLM2, default_cache_dir, is_complete
 
 # Graded tests: --impl, --seed and the fixtures that stand for the implementation under test.
 pytest_plugins = ["minipaged.course.judge.plugin"]
+
+_JUDGED = "tests/course/test_grade.py::test_the_solutions_earn_all_points"
+_LEFT_OUT = f"left to {_JUDGED}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,10 +36,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+# Last: what -k and -m have taken out is out.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Graded tests of kernels take minutes, and a test of the grader has the judge run the same
+    ones on the same code: where both are in a run, and time is short, once is enough."""
+    on_the_reference = config.getoption("impl") == "ref" and config.getoption("seed") == 0
+    # Where a GPU compiles them they are no repetition: the judge interprets kernels.
+    if config.getoption("exhaustive") or not on_the_reference or compiles_for_device():
+        return
+    selected = {item.nodeid for item in items}
+    judged = {
+        stage.folder: {f"test_{check.name}" for check in stage.checks()}
+        for stage in load_course(Path(__file__).parents[1]).stages
+        if stage.triton and f"{_JUDGED}[{stage.key}]" in selected
+    }
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        if name in judged.get(item.path.parent.name, ()):
+            item.add_marker(pytest.mark.skip(reason=_LEFT_OUT))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", ())
+    if count := sum(_LEFT_OUT in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(
+            f"{count} graded tests of kernels were {_LEFT_OUT}, which runs them in the judge; "
+            "with --exhaustive, or by themselves, they run here too"
+        )
+
+
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
     """Is there time? If not, a test that tries many things takes some of them."""
     return bool(request.config.getoption("exhaustive"))
+
+
+@pytest.fixture(scope="session")
+def some_of(exhaustive: bool) -> Callable[[Stage, Sequence[Any]], Sequence[Any]]:
+    """What is tried of all that could be tried of a stage: where time is short, every third of one
+    of kernels, which are compiled, or interpreted slowly."""
+    return lambda stage, tried: tried[:: 3 if stage.triton and not exhaustive else 1]
 
 
 @pytest.fixture(scope="session")

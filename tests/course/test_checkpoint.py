@@ -87,15 +87,16 @@ def test_bodies_that_ignore_what_they_are_asked_earn_nothing(key, exhaustive):
 
 
 @pytest.mark.parametrize("key", SEEN)
-def test_one_wrong_part_is_seen(key):
+def test_one_wrong_part_is_seen(key, some_of):
     checkpoint = COURSE.unit(key)
+    seen = some_of(checkpoint, SEEN[key])
     submissions = []
-    for stage_key, name, _ in SEEN[key]:
+    for stage_key, name, _ in seen:
         stage = COURSE.stage(stage_key)
         mutant = find_mutant(COURSE, stage, name)
         text = apply(mutant, reference_source(COURSE, stage, mutant.part))
         submissions.append(in_memory(checkpoint, {mutant.part: text}, name))
-    checks = [[check] for *_, check in SEEN[key]]
+    checks = [[check] for *_, check in seen]
     rounds = judge_many(COURSE, checkpoint, submissions, checks_of_each=checks)
     for each, (check,), judged in zip(submissions, checks, rounds):
         assert judged.checks[check].status == "failed", f"{each.name}: {judged.note}"
