@@ -87,9 +87,9 @@ def test_bodies_that_ignore_what_they_are_asked_earn_nothing(key, exhaustive):
 
 
 @pytest.mark.parametrize("key", SEEN)
-def test_one_wrong_part_is_seen(key, some_of):
+def test_one_wrong_part_is_seen(key, exhaustive):
     checkpoint = COURSE.unit(key)
-    seen = some_of(checkpoint, SEEN[key])
+    seen = SEEN[key][:: 1 if exhaustive else 3 if checkpoint.triton else 2]
     submissions = []
     for stage_key, name, _ in seen:
         stage = COURSE.stage(stage_key)
