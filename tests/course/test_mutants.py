@@ -228,13 +228,15 @@ def test_every_mutant_is_on_record(key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_each_is_rejected_by_its_recorded_killer(key):
-    """`make mutants` runs all checks on all of them; this runs one on each."""
-    recorded = [SIGNATURES[key][mutant.name].first for mutant in MUTANTS[key]]
+def test_each_is_rejected_by_its_recorded_killer(key, some_of):
+    """`make mutants` runs all checks on all of them; this runs one on each, or, where time is
+    short, on every third of a stage of kernels."""
+    mutants = some_of(STAGES[key], MUTANTS[key])
+    recorded = [SIGNATURES[key][mutant.name].first for mutant in mutants]
     killers = [[check] for check, _ in recorded]
-    outcomes = grade_mutants(COURSE, STAGES[key], MUTANTS[key], killers)
+    outcomes = grade_mutants(COURSE, STAGES[key], mutants, killers)
     found = {outcome.mutant.name: outcome.signature.failed for outcome in outcomes}
-    assert found == {m.name: dict([first]) for m, first in zip(MUTANTS[key], recorded)}
+    assert found == {m.name: dict([first]) for m, first in zip(mutants, recorded)}
 
 
 # --------------------------------------------------------------------------- diagnosis
@@ -280,12 +282,12 @@ def test_two_that_fit_are_none(tmp_path):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_different_right_solution_earns_all_points(key):
+def test_a_different_right_solution_earns_all_points(key, some_of):
     stage = STAGES[key]
-    found = submission_of(stage, DIFFERENT)
-    [result] = judge_many(COURSE, stage, [found], checks=graded_checks(stage))
+    found, checks = submission_of(stage, DIFFERENT), some_of(stage, graded_checks(stage))
+    [result] = judge_many(COURSE, stage, [found], checks=checks)
     assert {n: c.message for n, c in result.checks.items() if c.status != "passed"} == {}
-    assert len(result.checks) == len(graded_checks(stage))
+    assert len(result.checks) == len(checks)
     assert diagnose(COURSE, stage, result) is None
 
 
