@@ -91,9 +91,12 @@ def _reproduce(name: str, study: Study, out: Path) -> list[Row]:
     rows = figure.compute(study)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(rows, out / f"{name}.csv")
-    figure.draw(rows, out / f"{name}.png")
+    files = [out / f"{name}.csv"]
+    if figure.draw is not None:
+        files.append(out / f"{name}.png")
+        figure.draw(rows, files[-1])
     print(render(figure.title, rows))
-    print(f"{out / name}.png, {out / name}.csv\n", flush=True)
+    print(f"{', '.join(map(str, files))}\n", flush=True)
     return rows
 
 

@@ -12,7 +12,9 @@
 ``panels``          the latency curves, as data
 ``latency_curves``  figures 12, 14, 16 and 17
 ``saturated``       the runs of figures 2 and 13
-``fig2``, ``fig13`` a module a figure: ``compute`` and ``draw``
+``block_sizes``     latency over the size of blocks: figures 18b and 19b
+``table1``          table 1
+``fig1``, …         a module a figure: ``compute`` and ``draw``
 ``study``           how a reproduction is run, and what a figure is
 ``figures``         all of them, by name
 ``style``           the look of the figures

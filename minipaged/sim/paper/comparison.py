@@ -38,6 +38,7 @@ class Row:
         fitted: a constant of ours was fitted to this number.
         spread: the lowest and the highest of ours over seeds, if there were several.
         note: what to know about it.
+        detail: a point of a curve: for the picture and the file, not for the table.
     """
 
     figure: str
@@ -51,6 +52,7 @@ class Row:
     fitted: bool = False
     spread: tuple[float, float] | None = None
     note: str = ""
+    detail: bool = False
 
     @property
     def error(self) -> float | None:
@@ -135,9 +137,9 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def render(title: str, rows: Sequence[Row]) -> str:
-    """The rows that have a number of the paper's, as a table of plain text; under it the notes,
-    and each miss with its reason."""
-    shown = [row for row in rows if row.paper is not None]
+    """The rows that have a number of the paper's, but for details, as a table of plain text; under
+    it the notes, and each miss with its reason."""
+    shown = [row for row in rows if row.paper is not None and not row.detail]
     spread = any(row.spread for row in shown)
     head = ["quantity", "series", "x", "paper", "ours", "error", *["over seeds"][:spread], ""]
     table = [head, *(_line(row, spread) for row in shown)]

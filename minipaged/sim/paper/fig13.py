@@ -8,7 +8,7 @@ from minipaged.sim.paper import saturated
 from minipaged.sim.paper.comparison import Row
 from minipaged.sim.paper.published import value
 from minipaged.sim.paper.study import Study
-from minipaged.sim.paper.style import LOOKS, figure, mark_paper
+from minipaged.sim.paper.style import BARS, LOOKS, figure, label_pair
 from minipaged.sim.systems import SYSTEMS
 
 TITLE = "Figure 13. Requests in a batch"
@@ -45,13 +45,11 @@ def draw(rows: list[Row], path: Path) -> None:
             shown = [row for row in rows if row.series.startswith(panel)]
             names = [row.series.removeprefix(f"{panel} ") for row in shown]
             heights = [row.ours or 0.0 for row in shown]
-            bars = axes.bar(names, heights, 0.6, color=[LOOKS[name].color for name in names])
-            axes.bar_label(bars, [f"{h:.1f}" for h in heights], label_type="center", color="white",
-                           fontweight="bold")  # fmt: skip
+            axes.bar(names, heights, 0.6, color=[LOOKS[name].color for name in names])
+            highest = max(max(row.paper or 0.0, row.ours or 0.0) for row in shown)
             for at, row in enumerate(shown):
-                if row.paper is not None:
-                    mark_paper(axes, at, row.paper, 0.72)
-            axes.set(title=title, ylabel="requests in a batch")
+                label_pair(axes, at, row.paper, row.ours, highest)
+            axes.set(title=title, ylabel="requests in a batch", ylim=(0, 1.15 * highest))
             axes.grid(axis="x", visible=False)
             axes.tick_params(axis="x", labelsize=11)
-        page.supxlabel("bars: ours    diamonds: the paper's", fontsize=12)
+        page.supxlabel(BARS, fontsize=12)

@@ -71,5 +71,5 @@ def draw(rows: list[Row], path: Path) -> None:
                 axes.text(at + shift, 101, kind, ha="center", va="bottom", fontsize=12)
         axes.set_xticks(range(len(systems)), systems, fontsize=14)
         axes.set(ylim=(0, 107), ylabel="share of the KV cache (%)")
-        axes.grid(axis="x", visible=False)
+        axes.grid(visible=False)
         page.legend(loc="outside lower center", ncols=2)

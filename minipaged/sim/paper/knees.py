@@ -102,7 +102,12 @@ def _crossing(low: tuple[float, float], high: tuple[float, float], level: float)
 
 
 def find_knees(
-    sweep: Sweep, curves: Mapping[Key, Job], seeds: int = 1, label: str = "", draw: bool = True
+    sweep: Sweep,
+    curves: Mapping[Key, Job],
+    seeds: int = 1,
+    label: str = "",
+    draw: bool = True,
+    level: float = LATENCY_LEVEL,
 ) -> dict[Key, Knee]:
     """Search many curves at once: in each round, every search has one run.
 
@@ -112,14 +117,14 @@ def find_knees(
         seeds: after the first, the others begin where it ended.
         draw: with points all along the curve, not only around the rate that is looked for.
     """
-    first, points = _search_all(sweep, curves, f"{label} seed 0")
+    first, points = _search_all(sweep, curves, level, f"{label} seed 0")
     found = {key: [rate] for key, rate in first.items()}
     for seed in range(1, seeds):
         again = {
             key: replace(job, rate=first[key] or job.rate, seed=job.seed + seed)
             for key, job in curves.items()
         }
-        for key, rate in _search_all(sweep, again, f"{label} seed {seed}")[0].items():
+        for key, rate in _search_all(sweep, again, level, f"{label} seed {seed}")[0].items():
             found[key].append(rate)
     if draw:
         for key, more in _along(sweep, curves, first, label).items():
@@ -128,10 +133,10 @@ def find_knees(
 
 
 def _search_all(
-    sweep: Sweep, curves: Mapping[Key, Job], label: str
+    sweep: Sweep, curves: Mapping[Key, Job], level: float, label: str
 ) -> tuple[dict[Key, float | None], dict[Key, list[tuple[float, float]]]]:
     """The rates that were found, and the points on the way."""
-    searches = {key: search(job.rate, job.top_rate) for key, job in curves.items()}
+    searches = {key: search(job.rate, job.top_rate, level) for key, job in curves.items()}
     asked = {key: next(one) for key, one in searches.items()}
     points: dict[Key, list[tuple[float, float]]] = {key: [] for key in curves}
     found: dict[Key, float | None] = {}

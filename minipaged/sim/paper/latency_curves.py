@@ -33,15 +33,14 @@ LATENCY = "normalized latency (s/token)"
 
 #: Percent. FasterTransformer's batches depend on rules that the paper does not state.
 _RATE_TOLERANCE, _RATIO_TOLERANCE, _FT_TOLERANCE = 25.0, 20.0, 40.0
-#: Curves that the cost model of the paper's machine was fitted to.
-_FITTED = {("12a", system) for system in ("orca-max", "orca-pow2", "orca-oracle")}
+_COLUMNS = 3
+#: Curves that the cost model of the paper's machine was fitted to (scripts/fit_paper_2023.py).
+_FITTED = {("12d", system) for system in ("orca-max", "orca-pow2", "orca-oracle")}
 
 
-def latency_figure(
-    name: str, title: str, panels: tuple[Panel, ...], columns: int = 3, note: str = ""
-) -> Figure:
+def latency_figure(name: str, title: str, panels: tuple[Panel, ...], note: str = "") -> Figure:
     """A figure of latency curves; the arguments are :class:`LatencyCurves`'."""
-    curves = LatencyCurves(name, title, panels, columns, note)
+    curves = LatencyCurves(name, title, panels, note)
     return Figure(title, curves.compute, curves.draw)
 
 
@@ -52,14 +51,12 @@ class LatencyCurves:
     Attributes:
         name: as ``fig12``.
         title: in words.
-        columns: of panels.
         note: what to know about the workload.
     """
 
     name: str
     title: str
     panels: tuple[Panel, ...]
-    columns: int = 3
     note: str = ""
 
     def compute(self, study: Study) -> list[Row]:
@@ -118,7 +115,7 @@ class LatencyCurves:
             if row.quantity == LATENCY and row.x is not None and row.ours is not None:
                 ours[row.series].append((row.x, row.ours))
         panels = [p for p in self.panels if any(name.split()[0] == p.name for name in ours)]
-        columns = min(self.columns, len(panels))
+        columns = min(_COLUMNS, len(panels))
         lines = math.ceil(len(panels) / columns)
         with figure(path, 5.0 * columns + 0.4, 3.7 * lines + 1.2, self.title) as page:
             grid = page.subplots(lines, columns, squeeze=False)

@@ -42,9 +42,9 @@ class Figure:
         title: in words.
         compute: our numbers beside the paper's, and those without one that the figure is drawn
             from.
-        draw: from these, a PNG.
+        draw: from these, a PNG; None: it is a table.
     """
 
     title: str
     compute: Callable[[Study], list[Row]]
-    draw: Callable[[list[Row], Path], None]
+    draw: Callable[[list[Row], Path], None] | None

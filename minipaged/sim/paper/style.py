@@ -108,10 +108,26 @@ def plot_paper(axes: Axes, points: list[tuple[float, float]], look: Look, label:
     )  # fmt: skip
 
 
-def mark_paper(axes: Axes, x: float, y: float, width: float) -> None:
-    """The published height of a bar: a white diamond on a line across it."""
-    axes.plot([x - width / 2, x + width / 2], [y, y], color=INK, lw=1.6, zorder=4)
-    axes.plot([x], [y], marker="D", ms=7, mfc="white", mec=INK, mew=1.6, ls="", zorder=5)
+#: What bars and diamonds are.
+BARS = "bars: ours    diamonds: the paper's"
+
+
+def label_pair(
+    axes: Axes, x: float, paper: float | None, ours: float | None, highest: float
+) -> None:
+    """A bar of ours gets the published height, a white diamond on a line across, and both numbers
+    above it.
+
+    Args:
+        highest: number of the diagram.
+    """
+    text = "" if ours is None else f"{ours:.1f}"
+    if paper is not None:
+        axes.plot([x - 0.36, x + 0.36], [paper, paper], color=INK, lw=1.6, zorder=4)
+        axes.plot([x], [paper], marker="D", ms=7, mfc="white", mec=INK, mew=1.6, ls="", zorder=5)
+        text += f"\n({paper:.1f})"
+    top = max(paper or 0.0, ours or 0.0)
+    axes.text(x, top + 0.025 * highest, text, ha="center", va="bottom", fontsize=12, linespacing=1)
 
 
 def legend_of_kinds(page: Figure, columns: int, handles: list[Any]) -> None:
