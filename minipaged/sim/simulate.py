@@ -237,7 +237,7 @@ class _Simulation:
         self.sampling = SimulatedSampling(self.clock, forks, seed)
         self.engine = Engine(
             system.scheduler(replace(scheduler, max_model_len=max_model_len)),
-            system.cache(deployment.cache(cache)),
+            system.cache(deployment.cache(cache), shares_a_prefix=bool(workload.prefix)),
             self,
             self.sampling,
             parts=parts,
@@ -245,6 +245,10 @@ class _Simulation:
             check=check,
             trace=trace,
         )
+        if workload.prefix and system.reservation == "paged":
+            self.engine.register_prefix(
+                [content_id for content_id, tokens in workload.prefix for _ in range(tokens)]
+            )
         self.result = Run(system.name)
         self._records: dict[str, RequestRecord] = {}
         self._params: dict[tuple[int, int, bool], SamplingParams] = {}

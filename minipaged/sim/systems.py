@@ -35,9 +35,18 @@ class System:
     token_budget: bool = False
     padded: bool = False
 
-    def cache(self, base: CacheConfig) -> CacheConfig:
-        """Its memory, other settings being those of ``base``."""
-        return replace(base, reservation=self.reservation)
+    def cache(self, base: CacheConfig, shares_a_prefix: bool = False) -> CacheConfig:
+        """Its memory, other settings being those of ``base``.
+
+        Args:
+            shares_a_prefix: does the workload have one that is registered? Reserved regions share
+                nothing.
+        """
+        if self.reservation != "paged":
+            return replace(base, reservation=self.reservation, prefix_caching=False)
+        if shares_a_prefix and not base.prefix_caching:
+            return replace(base, prefix_caching="registered")
+        return base
 
     def scheduler(self, base: SchedulerConfig) -> SchedulerConfig:
         """Its scheduler, other settings being those of ``base``."""
