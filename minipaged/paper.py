@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     with explained(parts):
         for name in names:
             rows += _reproduce(name, study, args.out)
-    if len(names) > 1:
+    if len(names) > 1 and tally(rows).judged:
         _conclude(rows)
     return 0
 
