@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ def fit_cost_model(
 
     The sum of the squares of the relative errors is least, among all terms that are not negative:
     a step of 2 ms counts as much as one of 200. What is the same in every step cannot be told
-    apart: in the executor all of it is booked as ``weights``, outside as ``step``.
+    apart: in the executor all of it is booked as ``weights``, outside as ``step``. Whether tokens
+    are multiplied while the weights are read (``overlap``) is what fits better.
 
     Args:
         steps: steps that computed tokens. To tell the terms apart, some must have more tokens than
@@ -132,35 +133,62 @@ def fit_cost_model(
         raise ConfigError(
             f"{len(steps)} steps to fit a cost model to: at least 5 are needed, each with a time"
         )
-    ones = [1.0] * len(loads)
-    sequences = [float(load.sequences) for load in loads]
-    weights, per_token, per_pair, per_context, per_output = nonnegative_least_squares(
-        [ones, [x.tokens for x in loads], [x.pairs for x in loads], [x.context for x in loads],
-         sequences],
-        [step.model_seconds for step in steps],
-    )  # fmt: skip
+    in_model = min(_model_terms(steps), key=lambda cost: _squared_error(cost, steps))
     host, per_sequence = nonnegative_least_squares(
-        [ones, sequences], [step.host_seconds for step in steps]
+        [[1.0] * len(loads), [load.sequences for load in loads]],
+        [step.host_seconds for step in steps],
     )
     copied, out, back = _fit_moves(moves)
-    cost = CostModel(
-        weights=weights,
-        per_token=per_token,
-        per_pair=per_pair,
-        per_context_token=per_context,
-        per_copied_block=copied,
+    cost = replace(
+        in_model,
         step=host,
-        per_sequence=per_sequence + per_output,
-        reduce=0.0,
-        per_reduced_token=0.0,
+        per_sequence=in_model.per_sequence + per_sequence,
+        per_copied_block=copied,
         per_block_out=out,
         per_block_in=back,
-        overlap=False,
     )
     errors = [
         abs(sum(cost.seconds(s.load)) / (s.model_seconds + s.host_seconds) - 1) for s in steps
     ]
     return cost, float(np.mean(errors))
+
+
+def _model_terms(steps: Sequence[StepSample]) -> Iterator[CostModel]:
+    """Fits to the time in the executor: one in which reading and multiplying take turns, and for
+    each number of tokens one in which multiplying takes longer from there on."""
+    loads, seconds = [step.load for step in steps], [step.model_seconds for step in steps]
+    for longer in (0, *sorted({load.tokens for load in loads})):
+        overlap = longer > 0
+        read = [float(not overlap or load.tokens < longer) for load in loads]
+        multiplied = [float(not overlap or load.tokens >= longer) for load in loads]
+        weights, per_token, per_pair, per_context, per_output = nonnegative_least_squares(
+            [
+                read,
+                [load.tokens * share for load, share in zip(loads, multiplied)],
+                [load.pairs * share for load, share in zip(loads, multiplied)],
+                [load.context for load in loads],
+                [load.sequences for load in loads],
+            ],
+            seconds,
+        )
+        yield CostModel(
+            weights=weights,
+            per_token=per_token,
+            per_pair=per_pair,
+            per_context_token=per_context,
+            per_copied_block=0.0,
+            step=0.0,
+            per_sequence=per_output,
+            reduce=0.0,
+            per_reduced_token=0.0,
+            per_block_out=0.0,
+            per_block_in=0.0,
+            overlap=overlap,
+        )
+
+
+def _squared_error(cost: CostModel, steps: Sequence[StepSample]) -> float:
+    return sum((sum(cost.seconds(s.load)) / s.model_seconds - 1) ** 2 for s in steps)
 
 
 def _fit_moves(moves: Sequence[StepSample]) -> tuple[float, ...]:
