@@ -40,6 +40,7 @@ OTHERS = {
         {"NUM_KV_HEADS": 2},
         "the_result_is_the_average_of_the_parts",
     ),
+    "10_evaluation": ({"LEVEL": 0.3}, {"BURSTINESS": 0.5}, "p99_of_means"),
 }
 SECONDS = 30
 #: The paper, figure 2: token states, reserved, internal, external in percent of the KV memory;
