@@ -1,6 +1,8 @@
 """Simulations fan out, are kept, and are never taken for others."""
 
 import json
+import os
+import signal
 from dataclasses import asdict, replace
 
 import joblib
@@ -13,7 +15,7 @@ from minipaged.sim.paper import store as store_module
 from minipaged.sim.paper import sweep as sweep_module
 from minipaged.sim.paper.jobs import Job, run_job
 from minipaged.sim.paper.store import ResultStore
-from minipaged.sim.paper.sweep import Sweep
+from minipaged.sim.paper.sweep import Sweep, SweepError
 
 JOB = Job("alpaca", "vllm", "opt-13b", rate=4.0, duration=5.0, top_rate=8.0)
 JOBS = [JOB, replace(JOB, rate=8.0), replace(JOB, system="orca-oracle")]
@@ -138,3 +140,19 @@ def test_lines_are_json_with_the_job_in_it(tmp_path):
     ResultStore(tmp_path / "runs.jsonl").put(JOB, run_job(JOB))
     (line,) = (tmp_path / "runs.jsonl").read_text().splitlines()
     assert json.loads(line)["job"]["system"] == "vllm"
+
+
+def _die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Deadly:
+    """Ends the process that unpacks it, as an operating system short of memory does."""
+
+    def __reduce__(self):
+        return _die, ()
+
+
+def test_a_worker_that_dies_is_told_in_a_sentence():
+    with pytest.raises(SweepError, match="a worker process was ended"):
+        Sweep(workers=2, parts=Deadly()).run(JOBS)

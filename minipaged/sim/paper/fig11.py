@@ -19,6 +19,8 @@ _NAMES = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 #: Printed in the figure: dataset -> mean prompt, mean output.
 PUBLISHED_MEANS = {"sharegpt": (161.31, 337.99), "alpaca": (19.31, 58.45)}
 _REQUESTS = 20_000
+#: Right end of the diagrams; a request in a thousand is longer.
+_LONGEST = {"ShareGPT": 2048, "Alpaca": 600}
 
 
 def compute(study: Study) -> list[Row]:
@@ -64,6 +66,7 @@ def draw(rows: list[Row], path: Path) -> None:
                                   label=f"{field}: mean {means[series]:.0f}")  # fmt: skip
                 axes.step(x, [row.paper or 0.0 for row in bins], where="post", color=look.color,
                           lw=1.6)  # fmt: skip
-            axes.set(title=name, xlabel="tokens", ylabel=SHARE, ylim=(0.01, 60), yscale="log")
+            axes.set(title=name, xlabel="tokens", ylabel=SHARE, ylim=(0.01, 60), yscale="log",
+                     xlim=(0, _LONGEST[name]))  # fmt: skip
             axes.legend()
         page.supxlabel("filled: ours    outlines: the paper's", fontsize=12)

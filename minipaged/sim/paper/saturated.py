@@ -12,12 +12,12 @@ SHAREGPT_RATE, ALPACA_RATE = 2.0, 30.0
 
 def sharegpt(study: Study) -> dict[str, Outcome]:
     """ShareGPT at 2 req/s for an hour, with the memory measured."""
-    return _run(study, "sharegpt", SHAREGPT_RATE, study.duration(3600, 1200), ("memory",))
+    return _run(study, "sharegpt", SHAREGPT_RATE, study.duration(3600, 900), ("memory",))
 
 
 def alpaca(study: Study) -> dict[str, Outcome]:
     """Alpaca at 30 req/s for a quarter of an hour."""
-    return _run(study, "alpaca", ALPACA_RATE, study.duration(900, 120), ())
+    return _run(study, "alpaca", ALPACA_RATE, study.duration(900, 60), ())
 
 
 def _run(

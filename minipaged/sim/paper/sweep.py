@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minipaged.errors import ConfigError
+from minipaged.errors import ConfigError, MinipagedError
 from minipaged.sim.paper.jobs import Job, Outcome, run_job
 
 if TYPE_CHECKING:
     from minipaged.parts import Parts
     from minipaged.sim.paper.store import ResultStore
+
+
+class SweepError(MinipagedError):
+    """Simulations could not be run to their end."""
 
 
 class Sweep:
@@ -49,6 +53,7 @@ class Sweep:
 
         Raises:
             ConfigError: no such backend; or as :func:`~minipaged.sim.paper.jobs.run_job`.
+            SweepError: a worker died.
         """
         jobs = list(jobs)
         for job in jobs:
@@ -79,12 +84,17 @@ class Sweep:
             yield from (_numbered(at, job, self.parts) for at, job in enumerate(jobs))
             return
         import joblib
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        with _config(self.backend, self.workers):
-            parallel = joblib.Parallel(batch_size=1, **_as_they_come(joblib))
-            yield from parallel(
-                joblib.delayed(_numbered)(at, job, self.parts) for at, job in enumerate(jobs)
-            )
+        calls = (joblib.delayed(_numbered)(at, job, self.parts) for at, job in enumerate(jobs))
+        try:
+            with _config(self.backend, self.workers):
+                yield from joblib.Parallel(batch_size=1, **_as_they_come(joblib))(calls)
+        except TerminatedWorkerError:
+            raise SweepError(
+                "a worker process was ended by someone else, or for want of memory; what had "
+                "finished is kept, and the same command goes on from there"
+            ) from None
 
 
 def _largest_first(job: Job) -> tuple[float, str]:
