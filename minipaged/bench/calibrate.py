@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: Requests that are served together, and tokens of their prompts. Batches and contexts vary
 #: independently, so that their terms can be told apart.
 _BATCHES = (
-    (1, 16), (1, 256), (2, 64), (4, 16), (4, 128), (8, 32), (8, 128), (16, 16), (16, 64), (32, 16),
-    (32, 48),
+    (1, 16), (1, 192), (2, 64), (4, 16), (4, 96), (8, 24), (8, 64), (16, 16), (16, 32), (32, 8),
+    (32, 32),
 )  # fmt: skip
 _OUTPUT_LEN = 6
 _MOVED = (1, 4, 16, 64)
@@ -39,7 +39,7 @@ def calibrate(llm: LLM, rounds: int = 3, clock: Clock = time.perf_counter) -> Ca
     """Measure steps on a model's engine, and fit the terms of a cost model to them.
 
     Args:
-        rounds: repetitions, of which the medians count. One more warms up.
+        rounds: repetitions, of which the medians count.
         clock: seconds; ``time.process_time`` where other processes keep this one waiting.
 
     Raises:
@@ -66,15 +66,16 @@ def calibrate(llm: LLM, rounds: int = 3, clock: Clock = time.perf_counter) -> Ca
 
 
 def measure_steps(engine: Engine, vocab_size: int, rounds: int = 3) -> list[StepSample]:
-    """Serve batches of requests, each ``rounds`` times, and time their steps."""
+    """Serve batches of requests, each ``rounds`` times, and time their steps. A few come before
+    that, and warm up."""
     batches = [(n, tokens) for n, tokens in _BATCHES if _fits(engine, n, tokens + _OUTPUT_LEN)]
     served: list[list[list[StepSample]]] = [[] for _ in batches]
     with watched(engine) as watch:
-        for number in range(rounds + 1):
+        for count, tokens in batches[:2]:
+            _serve(engine, watch, count, tokens, vocab_size)
+        for _ in range(rounds):
             for (count, tokens), times in zip(batches, served):
-                steps = _serve(engine, watch, count, tokens, vocab_size)
-                if number:  # the first round warms up
-                    times.append(steps)
+                times.append(_serve(engine, watch, count, tokens, vocab_size))
     return [_median(samples) for times in served for samples in zip(*times)]
 
 
