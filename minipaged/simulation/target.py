@@ -34,6 +34,11 @@ def add_system_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--block-size", type=int, metavar="TOKENS", help="default: 16")
     group.add_argument("--num-gpu-blocks", type=int, metavar="N", help="default: as many as fit")
     group.add_argument("--num-cpu-blocks", type=int, metavar="N", help="blocks to swap to")
+    group.add_argument(
+        "--prefix-caching",
+        action="store_true",
+        help="share the full blocks that prompts begin with (texts of a Mooncake trace)",
+    )
     group.add_argument("--max-model-len", type=int, metavar="N", help="prompt plus output")
     group.add_argument("--max-num-seqs", type=int, default=scheduler.max_num_seqs, metavar="N")
     group.add_argument(
@@ -101,6 +106,7 @@ def read_target(args: argparse.Namespace) -> Target:
             block_size=PAPER_2023_CACHE.block_size if args.block_size is None else args.block_size,
             num_gpu_blocks=args.num_gpu_blocks,
             num_cpu_blocks=args.num_cpu_blocks,
+            prefix_caching=args.prefix_caching,
         ),
         scheduler=scheduler,
         max_model_len=_positions(args, find_model(model).max_model_len),
@@ -137,6 +143,7 @@ def _measured(args: argparse.Namespace, scheduler: SchedulerConfig) -> Target:
             block_size=measured.block_size,
             num_gpu_blocks=gpu_blocks,
             num_cpu_blocks=cpu_blocks,
+            prefix_caching=args.prefix_caching,
         ),
         scheduler=scheduler,
         max_model_len=_positions(args, measured.max_model_len),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from minipaged.cli import main
 from minipaged.executor.cost_model import CostModel
+from minipaged.kvcache import sizing
 from minipaged.sim.calibration import Calibration
 from minipaged.sim.metrics import DEFINITIONS
 from minipaged.sim.systems import SYSTEMS
@@ -219,6 +221,28 @@ def test_wishes_are_read_as_vllm_reads_them():
     assert parse_percentiles("0,50,99.9,100") == [0.0, 50.0, 99.9, 100.0]
 
 
+def test_texts_of_a_trace_are_shared_if_asked(tmp_path):
+    trace = tmp_path / "mooncake.jsonl"
+    lengths = {"input_length": 1100, "output_length": 8}
+    rows = [{"timestamp": 1000 * i, **lengths, "hash_ids": [1, 2, 9 + i]} for i in range(6)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ("--trace-file", str(trace))
+    alone, shared = record_of(tmp_path, *given), record_of(tmp_path, *given, "--prefix-caching")
+    assert shared["mean_ttft_ms"] < 0.5 * alone["mean_ttft_ms"]
+    assert shared["completed"] == alone["completed"] == 6
+
+
 def test_a_student_part_is_in_the_simulated_engine(tmp_path, capsys):
+    given = (*SHORT, "--num-gpu-blocks", "40", "--rate", "50")
+    whole = record_of(tmp_path, *given)
+    folder = tmp_path / "exercises" / "stage00_sizing"
+    folder.mkdir(parents=True)
+    source = Path(sizing.__file__).read_text()
+    assert source.count("return int(num_blocks * watermark)") == 1
+    half = source.replace("return int(num_blocks * watermark)", "return num_blocks // 2")
+    (folder / "sizing.py").write_text(half)
+    theirs = record_of(tmp_path, *given, "--parts", str(folder.parent))
+    assert "sizing" in capsys.readouterr().err
+    assert theirs["mean_batch"] < whole["mean_batch"]
     assert sim(*SHORT, "--parts", str(tmp_path / "nobody")) == 1
     assert "nobody" in capsys.readouterr().err
