@@ -79,7 +79,7 @@ class Fake:
 def test_searches_go_on_side_by_side():
     sweep = Fake()
     curves = {"a": JOB, "b": replace(JOB, system="orca-max", rate=3.1)}
-    found = find_knees(sweep, curves, seeds=2)
+    found = find_knees(sweep, curves, seeds=2, shares=(0.25,))
     assert found["a"].rate == pytest.approx(12 * 1.05, rel=0.03)
     assert found["b"].rate == pytest.approx(3 * 1.05, rel=0.03)
     assert found["a"].spread == pytest.approx((12, 13.2), rel=0.03)
@@ -90,7 +90,7 @@ def test_searches_go_on_side_by_side():
 
 
 def test_one_seed_has_no_spread():
-    assert find_knees(Fake(), {"a": JOB}, draw=False)["a"].spread is None
+    assert find_knees(Fake(), {"a": JOB})["a"].spread is None
 
 
 # --------------------------------------------------------------------------- random numbers

@@ -31,7 +31,7 @@ _STEPS = (1.08, 1.15, 1.3, 1.6, 2.0)
 #: A rate inside a bracket is taken at most so near to either end, as a share of its width.
 _MARGIN = 0.2
 #: Parts of the rate that was found, at which the curve is looked at once more to be drawn.
-CURVE_SHARES = (0.25, 0.5, 0.75, 0.9)
+CURVE_SHARES, QUICK_SHARES = (0.3, 0.6, 0.85), (0.5,)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def find_knees(
     curves: Mapping[Key, Job],
     seeds: int = 1,
     label: str = "",
-    draw: bool = True,
+    shares: Sequence[float] = (),
     level: float = LATENCY_LEVEL,
 ) -> dict[Key, Knee]:
     """Search many curves at once: in each round, every search has one run.
@@ -115,7 +115,7 @@ def find_knees(
         curves: a job a curve, whose rate is the first guess, and whose ``top_rate`` is the highest
             one that is tried.
         seeds: after the first, the others begin where it ended.
-        draw: with points all along the curve, not only around the rate that is looked for.
+        shares: parts of the rate that was found, at which the first seed's curve gets more points.
     """
     first, points = _search_all(sweep, curves, level, f"{label} seed 0")
     found = {key: [rate] for key, rate in first.items()}
@@ -126,9 +126,8 @@ def find_knees(
         }
         for key, rate in _search_all(sweep, again, level, f"{label} seed {seed}")[0].items():
             found[key].append(rate)
-    if draw:
-        for key, more in _along(sweep, curves, first, label).items():
-            points[key] += more
+    for key, more in _along(sweep, curves, first, shares, label).items():
+        points[key] += more
     return {key: _knee(found[key], points[key]) for key in curves}
 
 
@@ -156,14 +155,18 @@ def _search_all(
 
 
 def _along(
-    sweep: Sweep, curves: Mapping[Key, Job], rates: Mapping[Key, float | None], label: str
+    sweep: Sweep,
+    curves: Mapping[Key, Job],
+    rates: Mapping[Key, float | None],
+    shares: Sequence[float],
+    label: str,
 ) -> dict[Key, list[tuple[float, float]]]:
     """More points on the first seed's curves, below the rates that were found."""
     wanted = [
         (key, replace(job, rate=share * rate))
         for key, job in curves.items()
         if (rate := rates[key]) is not None
-        for share in CURVE_SHARES
+        for share in shares
     ]
     outcomes = sweep.run([job for _, job in wanted], f"{label} curves")
     points: dict[Key, list[tuple[float, float]]] = {key: [] for key in curves}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipaged.sim.paper.comparison import Row
-from minipaged.sim.paper.knees import Knee, find_knees
+from minipaged.sim.paper.knees import CURVE_SHARES, QUICK_SHARES, Knee, find_knees
 from minipaged.sim.paper.panels import Panel
 from minipaged.sim.paper.published import LATENCY_LEVEL, curve
 from minipaged.sim.paper.study import Figure, Study
@@ -63,7 +63,8 @@ class LatencyCurves:
         """The rates, the ratios, and the points of our curves."""
         panels = [panel for panel in self.panels if panel.quick or not study.quick]
         curves = {key: job for panel in panels for key, job in panel.jobs(study.quick).items()}
-        knees = find_knees(study.sweep, curves, study.seeds, self.name, draw=not study.quick)
+        shares = QUICK_SHARES if study.quick else CURVE_SHARES
+        knees = find_knees(study.sweep, curves, study.seeds, self.name, shares)
         rows = [row for panel in panels for row in self._compare(panel, knees)]
         return rows + [row for panel in panels for row in self._curves(panel, knees)]
 
