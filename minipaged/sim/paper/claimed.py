@@ -41,7 +41,7 @@ def _our_ratios(panels: Panels, systems: Sequence[str], study: Study) -> Values:
         raise NotStoredError("a quick study leaves these panels out")
     ratios = []
     for panel in shown:
-        knees = find_knees(study.sweep, panel.jobs(study.quick), label=panel.name, draw=False)
+        knees = find_knees(study.sweep, panel.jobs(study.quick), label=panel.name)
         best = knees[panel.name, "vllm"].rate
         for system in systems:
             rate = knees[panel.name, system].rate
