@@ -3,17 +3,26 @@
 Each figure gives a picture, a CSV file with the columns ``quantity, series, x, paper, ours,
 error``, and a table in the terminal. What was simulated is kept in the folder, so that a second
 call goes on where the first one was interrupted.
+
+``beyond`` are experiments that the paper did not make; ``claims`` holds what the paper's text says
+against its own curves and against ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import ConfigError
 from minipaged.options import add_parts_argument
+from minipaged.sim.beyond.experiment import Lab
+from minipaged.sim.beyond.experiments import EXPERIMENTS, make
+from minipaged.sim.paper.claimed import CLAIMS
+from minipaged.sim.paper.claims import audit, write
+from minipaged.sim.paper.claims import render as render_claims
 from minipaged.sim.paper.comparison import Row, render, shortcomings, tally, write_csv
 from minipaged.sim.paper.figures import FIGURES
 from minipaged.sim.paper.store import ResultStore
@@ -24,8 +33,10 @@ from minipaged.sim.paper.sweep import Sweep
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``minipaged paper``."""
     parser.add_argument(
-        "figures", nargs="+", choices=[*FIGURES, "all"], metavar="FIGURE",
-        help=f"{', '.join(FIGURES)}, or all",
+        "figures", nargs="+", choices=[*FIGURES, "all", *EXPERIMENTS, "beyond", "claims"],
+        metavar="FIGURE",
+        help=f"{', '.join(FIGURES)}, or all; beyond the paper: {', '.join(EXPERIMENTS)}, or beyond "
+        "for all of these; claims: what the paper says, against its curves and ours",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true",
@@ -46,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where simulations run: loky (this machine), ray, dask, or another of joblib's "
         "(default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help="bursts: a trace whose real arrival times are served, too (Azure, BurstGPT, Mooncake, "
+        "Vidur)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="claims: write the table, as Markdown"
+    )
     add_parts_argument(parser)
 
 
@@ -76,14 +95,36 @@ def run(args: argparse.Namespace) -> int:
         args.quick,
         args.seeds,
     )
-    names = list(FIGURES) if "all" in args.figures else list(dict.fromkeys(args.figures))
+    if own and "claims" in args.figures:
+        raise ConfigError("claims are audited with the reference's parts: their results are kept")
+    names = _named(args.figures, FIGURES, "all")
     rows: list[Row] = []
     with explained(parts):
         for name in names:
             rows += _reproduce(name, study, args.out)
+        for name in _named(args.figures, EXPERIMENTS, "beyond"):
+            lab = Lab(args.quick, args.jobs, study.sweep.parts, args.trace,
+                      progress=study.sweep.progress)  # fmt: skip
+            print("\n".join([*make(name, lab, args.out), ""]), flush=True)
     if len(names) > 1 and tally(rows).judged:
         _conclude(rows)
+    if "claims" in args.figures:
+        _audit(args.out, args.quick, args.write)
     return 0
+
+
+def _named(wanted: list[str], known: Iterable[str], every: str) -> list[str]:
+    """Those that are asked for, each once. The word for all of them means those that stand beside
+    it, if there are any: ``beyond bursts`` is ``bursts``."""
+    found = [name for name in dict.fromkeys(wanted) if name in known]
+    return list(known) if every in wanted and (every == "all" or not found) else found
+
+
+def _audit(out: Path, quick: bool, page: Path | None) -> None:
+    findings = audit(CLAIMS, ResultStore(out / "runs.jsonl"), quick)
+    if page is not None:
+        write(findings, page)
+    print(render_claims(findings))
 
 
 def _reproduce(name: str, study: Study, out: Path) -> list[Row]:

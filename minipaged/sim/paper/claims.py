@@ -224,7 +224,7 @@ def write(findings: Sequence[Finding], path: Path) -> None:
 def own_cell(finding: Finding) -> str:
     """What the paper's data say."""
     if not finding.own:
-        return "no data but the text"
+        return "none but the text"
     cell = _range(finding.own, finding.claim.unit)
     if finding.level is not None:
         at_level = _range(finding.at_level, finding.claim.unit)
