@@ -198,6 +198,18 @@ PICTURES = (
             "seq1": ("It", " was", " the", " best", " of"),
         },
     ),
+    Picture(
+        name="10-no-block",
+        title="Two requests fill the pool, and seq0 needs a block",
+        state="seq0:[0 1 4] seq1:[2 3 5*] free:{}",
+        block_size=2,
+    ),
+    Picture(
+        name="10-made-room",
+        title="The request that was admitted last has made room",
+        state="seq0:[0 1 4 5*] free:{2 3}",
+        block_size=2,
+    ),
 )
 
 
