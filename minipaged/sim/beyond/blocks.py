@@ -108,8 +108,8 @@ def conclude(found: Findings) -> list[str]:
         sentences.append(
             f"{title}: of the slots in allocated blocks {unused[16]:.1f} % hold no token with "
             f"blocks of 16, and {unused[256]:.0f} % with blocks of 256, which leaves "
-            f"{batch[256]:.0f} requests in a batch instead of {batch[16]:.0f}. Blocks of 1 would "
-            f"gain little on 16: {batch[1]:.0f}."
+            f"{batch[256]:.0f} requests in a batch instead of {batch[16]:.0f}. With blocks "
+            f"of 1 it has {batch[1]:.0f}."
         )
     swap = {size: found.get(SWAP, MODEL, size) for size in (1, 16, 256)}
     sentences.append(

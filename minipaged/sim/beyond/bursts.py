@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from minipaged.errors import RequestError
+from minipaged.sim.beyond.drawing import plain_log_scale
 from minipaged.sim.beyond.experiment import Experiment, Findings, Lab, Trial, mean_of
 from minipaged.sim.lengths import load_lengths
 from minipaged.sim.paper.published import LATENCY_LEVEL
-from minipaged.sim.paper.style import INK, OTHERS, figure, plot_ours
+from minipaged.sim.paper.style import INK, OTHERS, figure
 from minipaged.sim.traces import read_trace
 from minipaged.sim.workloads import Request, Workload, paper
 
@@ -108,14 +109,19 @@ def draw(found: Findings, path: Path) -> None:
         lines = [(MEAN, mean, OTHERS[0])]
         lines += [(quantity, ttft, look) for quantity, look in zip(TTFT.values(), OTHERS)]
         for quantity, axes, look in lines:
-            plot_ours(axes, found.curve(quantity, GAMMA), look, quantity)
+            points = found.curve(quantity, GAMMA)
+            label = "gamma" if axes is mean else quantity.split()[1]
+            axes.plot(
+                *zip(*points), color=look.color, ls=look.line, marker=look.marker, label=label
+            )
             for series in found.series(quantity)[1:]:
                 points = found.curve(quantity, series)
                 axes.plot(*zip(*points), ls="", marker="*", ms=17, color=look.color,
                           label=series if axes is mean else None)  # fmt: skip
         mean.axhline(LATENCY_LEVEL, color=INK, lw=0.9, ls=":")
         mean.set(title="a. What the paper plots", ylim=0, ylabel=MEAN)
-        ttft.set(title="b. When the first token comes", yscale="log", ylabel="TTFT (s)")
+        ttft.set(title="b. When the first token comes", ylabel="TTFT (s)")
+        plain_log_scale(ttft)
         for axes in (mean, ttft):
             axes.set_xlabel("CV of the gaps between arrivals (1: Poisson)")
             axes.legend()

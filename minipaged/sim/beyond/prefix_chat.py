@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from minipaged.config import PAPER_2023_CACHE
+from minipaged.sim.beyond.drawing import plain_log_scale
 from minipaged.sim.beyond.experiment import Experiment, Findings, Lab, Trial, mean_of
 from minipaged.sim.paper.style import OTHERS, figure, plot_ours
 from minipaged.sim.workloads import prefix_chat
@@ -76,7 +77,8 @@ def draw(found: Findings, path: Path) -> None:
                           marker=look.marker, ms=6, label=label)  # fmt: skip
             plot_ours(latency, found.curve(LATENCY, name), look, name)
             plot_ours(computed, found.curve(COMPUTED, name), look, name)
-        ttft.set(title="a. Time to first token", yscale="log", ylabel="TTFT (s)")
+        ttft.set(title="a. Time to first token", ylabel="TTFT (s)")
+        plain_log_scale(ttft)
         latency.set(title="b. Normalized latency", ylim=0, ylabel=LATENCY)
         computed.set(title="c. Work", ylim=0, ylabel="tokens computed (%)")
         for axes in (ttft, latency, computed):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from minipaged.sim.beyond.drawing import plain_log_scale
 from minipaged.sim.beyond.experiment import Experiment, Findings, Lab, Trial, mean_of
 from minipaged.sim.paper.published import LATENCY_LEVEL
 from minipaged.sim.paper.style import INK, LOOKS, figure
@@ -62,7 +63,7 @@ def conclude(found: Findings) -> list[str]:
         sentences.append(
             f"{title} at {rate:g} req/s: the mean normalized latency is {mean:.3f} s/token, less "
             f"than half of the {LATENCY_LEVEL:g} that the curves are read at. Of a hundred "
-            f"requests one has more than {tail:.2f} s/token, {tail / mean:.0f} times the mean, and "
+            f"requests one has more than {tail:.2f} s/token, {tail / mean:.1f} times the mean, and "
             f"one waits {worst:.1f} s for its first token, where the median is {median:.2f} s."
         )
     return sentences
@@ -87,7 +88,8 @@ def draw(found: Findings, path: Path) -> None:
                 )  # fmt: skip
         latency.axhline(LATENCY_LEVEL, color=INK, lw=0.9, ls=":")
         latency.set(title="a. Normalized latency", ylabel="s/token", ylim=(0, 2.0))
-        ttft.set(title="b. Time to first token", ylabel="TTFT (s)", yscale="log")
+        ttft.set(title="b. Time to first token", ylabel="TTFT (s)")
+        plain_log_scale(ttft)
         for axes in (latency, ttft):
             axes.set(xlabel="request rate (req/s)", xlim=0)
             axes.legend()

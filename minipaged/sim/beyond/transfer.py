@@ -21,6 +21,7 @@ from minipaged.scheduling.transfer_cost import (
     recompute_seconds,
     swap_seconds,
 )
+from minipaged.sim.beyond.drawing import plain_log_scale
 from minipaged.sim.beyond.experiment import Experiment, Findings, Lab
 from minipaged.sim.paper.style import INK, OTHERS, figure, plot_ours
 
@@ -155,10 +156,10 @@ def draw(found: Findings, path: Path) -> None:
 
 def _crossover_line(axes: Axes) -> None:
     axes.axhline(1.0, color=INK, lw=1.4, ls="--")
-    axes.set_yscale("log")
+    plain_log_scale(axes)
     axes.annotate("above: swap is cheaper", (0.02, 1.0), (0, 5), fontsize=11,
-                  xycoords=axes.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
-    axes.yaxis.set_major_formatter("{x:g}")
+                  xycoords=axes.get_yaxis_transform(), textcoords="offset points",
+                  bbox={"fc": "white", "ec": "none", "pad": 1.5, "alpha": 0.85})  # fmt: skip
     axes.legend(fontsize=11)
 
 
