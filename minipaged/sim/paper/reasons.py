@@ -98,7 +98,7 @@ REASONS: tuple[Reason, ...] = (
         "vLLM",
         "times",
         False,
-        "vLLM swaps groups of siblings when memory is short. Here a step waits for the blocks on "
+        "Groups of siblings are swapped when memory is short. Here a step waits for the blocks on "
         "their way; where they move beside the model's work, swapping costs less.",
     ),
     Reason(
