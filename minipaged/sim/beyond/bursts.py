@@ -94,6 +94,14 @@ def conclude(found: Findings) -> list[str]:
             f"({poisson[0]:.3f}); the slowest first token in a hundred comes after {tail:.1f} s "
             f"instead of {poisson[1]:.1f} s, {tail / poisson[1]:.1f} times as late."
         )
+    worst = found.curve(TTFT[99], GAMMA)[-1]
+    for series in found.series(MEAN)[1:]:
+        cv, tail = found.curve(TTFT[99], series)[-1]
+        if cv < worst[0] and tail > worst[1]:
+            sentences.append(
+                f"{series} has a lower CV than gamma arrivals of {worst[0]:g} and a longer tail: "
+                "its rate drifts for minutes, which gaps that are drawn one by one never do."
+            )
     if all(value < LATENCY_LEVEL for s in found.series(MEAN) for _, value in found.curve(MEAN, s)):
         sentences.append(
             f"All means stay below the {LATENCY_LEVEL:g} s/token at which the paper's curves are "

@@ -87,7 +87,8 @@ def draw(found: Findings, path: Path) -> None:
                     color=color, ls=line, marker="o", ms=5, label=f"{title}, {name}",
                 )  # fmt: skip
         latency.axhline(LATENCY_LEVEL, color=INK, lw=0.9, ls=":")
-        latency.set(title="a. Normalized latency", ylabel="s/token", ylim=(0, 2.0))
+        latency.set(title="a. Normalized latency", ylabel="s/token")
+        plain_log_scale(latency)
         ttft.set(title="b. Time to first token", ylabel="TTFT (s)")
         plain_log_scale(ttft)
         for axes in (latency, ttft):
