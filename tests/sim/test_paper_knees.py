@@ -89,6 +89,14 @@ def test_searches_go_on_side_by_side():
     assert rates[0] == pytest.approx(3, rel=0.03)  # a quarter of it, for the curve
 
 
+def test_few_requests_are_made_up_for_by_seeds():
+    curves = {"many": JOB, "few": replace(JOB, system="orca-max", rate=3.1)}
+    found = find_knees(Fake(), curves, least_requests=150)  # 200 and 62 a run
+    assert found["many"].spread is None
+    assert found["few"].rate == pytest.approx(3 * 1.1, rel=0.03)  # the second of three seeds
+    assert found["few"].spread == pytest.approx((3, 3.6), rel=0.03)
+
+
 def test_one_seed_has_no_spread():
     assert find_knees(Fake(), {"a": JOB})["a"].spread is None
 

@@ -30,6 +30,7 @@ PRECISION = 1.03
 _STEPS = (1.08, 1.15, 1.3, 1.6, 2.0)
 #: A rate inside a bracket is taken at most so near to either end, as a share of its width.
 _MARGIN = 0.2
+_MOST_SEEDS = 5
 #: Parts of the rate that was found, at which the curve is looked at once more to be drawn.
 CURVE_SHARES, QUICK_SHARES = (0.3, 0.6, 0.85), (0.5,)
 
@@ -108,6 +109,7 @@ def find_knees(
     label: str = "",
     shares: Sequence[float] = (),
     level: float = LATENCY_LEVEL,
+    least_requests: float = 0.0,
 ) -> dict[Key, Knee]:
     """Search many curves at once: in each round, every search has one run.
 
@@ -115,14 +117,21 @@ def find_knees(
         curves: a job a curve, whose rate is the first guess, and whose ``top_rate`` is the highest
             one that is tried.
         seeds: after the first, the others begin where it ended.
+        least_requests: a curve whose runs have fewer gets more seeds, up to five, until all its
+            runs at one rate have as many: a trace of fifty requests is luck.
         shares: parts of the rate that was found, at which the first seed's curve gets more points.
     """
     first, points = _search_all(sweep, curves, level, f"{label} seed 0")
     found = {key: [rate] for key, rate in first.items()}
-    for seed in range(1, seeds):
+    wanted = {
+        key: max(seeds, min(_MOST_SEEDS, math.ceil(least_requests / (job.rate * job.duration))))
+        for key, job in curves.items()
+    }
+    for seed in range(1, max(wanted.values())):
         again = {
             key: replace(job, rate=first[key] or job.rate, seed=job.seed + seed)
             for key, job in curves.items()
+            if seed < wanted[key]
         }
         for key, rate in _search_all(sweep, again, level, f"{label} seed {seed}")[0].items():
             found[key].append(rate)

@@ -34,6 +34,7 @@ LATENCY = "normalized latency (s/token)"
 #: Percent. FasterTransformer's batches depend on rules that the paper does not state.
 _RATE_TOLERANCE, _RATIO_TOLERANCE, _FT_TOLERANCE = 25.0, 20.0, 40.0
 _COLUMNS = 3
+_LEAST_REQUESTS = 400
 #: Curves that the cost model of the paper's machine was fitted to (scripts/fit_paper_2023.py).
 _FITTED = {("12d", system) for system in ("orca-max", "orca-pow2", "orca-oracle")}
 
@@ -63,8 +64,14 @@ class LatencyCurves:
         """The rates, the ratios, and the points of our curves."""
         panels = [panel for panel in self.panels if panel.quick or not study.quick]
         curves = {key: job for panel in panels for key, job in panel.jobs(study.quick).items()}
-        shares = QUICK_SHARES if study.quick else CURVE_SHARES
-        knees = find_knees(study.sweep, curves, study.seeds, self.name, shares)
+        knees = find_knees(
+            study.sweep,
+            curves,
+            study.seeds,
+            self.name,
+            QUICK_SHARES if study.quick else CURVE_SHARES,
+            least_requests=0 if study.quick else _LEAST_REQUESTS,
+        )
         rows = [row for panel in panels for row in self._compare(panel, knees)]
         return rows + [row for panel in panels for row in self._curves(panel, knees)]
 

@@ -68,7 +68,7 @@ _ALL = ("fastertransformer", *ORCA, "vllm")
 
 FIG12 = (
     Panel("12a", "a. OPT-13B, ShareGPT", "sharegpt", _HOUR, 900.0, systems=_ALL),
-    Panel("12b", "b. OPT-66B, ShareGPT", "sharegpt", _HOUR, 900.0, "opt-66b", systems=_ALL),
+    Panel("12b", "b. OPT-66B, ShareGPT", "sharegpt", _HOUR, 0.0, "opt-66b", systems=_ALL),
     Panel("12c", "c. OPT-175B, ShareGPT", "sharegpt", _QUARTER, 0.0, "opt-175b", systems=_ALL),
     Panel("12d", "d. OPT-13B, Alpaca", "alpaca", _QUARTER, 120.0, systems=_ALL),
     Panel("12e", "e. OPT-66B, Alpaca", "alpaca", _QUARTER, 0.0, "opt-66b", systems=_ALL),
