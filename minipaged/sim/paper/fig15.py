@@ -38,7 +38,7 @@ def compute(study: Study) -> list[Row]:
 
 
 def _jobs(dataset: str, study: Study) -> list[Job]:
-    duration = study.duration(600, 90) if dataset == "alpaca" else study.duration(1200, 200)
+    duration = study.duration(300, 90) if dataset == "alpaca" else study.duration(1200, 200)
     jobs = []
     for panel in FIG14:
         rate = _SHAREGPT_SEQUENCES / panel.num_sequences

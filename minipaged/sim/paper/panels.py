@@ -1,7 +1,8 @@
 """The latency curves of figures 12, 14, 16 and 17, as data: what is served by whom, for how long.
 
 Durations of traces are the authors' where they are known: an hour, and 15 minutes for OPT-175B.
-Alpaca's requests are short and come ten times as often, so 15 minutes are as many of them.
+Alpaca's requests are short and come ten times as often, so that 15 minutes are as many of them, and
+ten are where each has several sequences.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from minipaged.sim.systems import SYSTEMS
 ORCA = ("orca-max", "orca-pow2", "orca-oracle")
 #: The highest rate that is tried, as a multiple of the highest that the paper has in a panel.
 _TOP = 1.6
-_HOUR, _QUARTER = 3600.0, 900.0
+_HOUR, _QUARTER, _TEN_MINUTES = 3600.0, 900.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +76,12 @@ FIG12 = (
     Panel("12f", "f. OPT-175B, Alpaca", "alpaca", _QUARTER, 0.0, "opt-175b", systems=_ALL),
 )
 FIG14 = (
-    Panel("14a", "a. Parallel, 2 sequences", "alpaca", _QUARTER, 0.0, num_sequences=2),
-    Panel("14b", "b. Parallel, 4 sequences", "alpaca", _QUARTER, 0.0, num_sequences=4),
-    Panel("14c", "c. Parallel, 6 sequences", "alpaca", _QUARTER, 90.0, num_sequences=6),
-    Panel("14d", "d. Beam width 2", "alpaca", _QUARTER, 0.0, num_sequences=2, beam=True),
-    Panel("14e", "e. Beam width 4", "alpaca", _QUARTER, 0.0, num_sequences=4, beam=True),
-    Panel("14f", "f. Beam width 6", "alpaca", _QUARTER, 90.0, num_sequences=6, beam=True),
+    Panel("14a", "a. Parallel, 2 sequences", "alpaca", _TEN_MINUTES, 0.0, num_sequences=2),
+    Panel("14b", "b. Parallel, 4 sequences", "alpaca", _TEN_MINUTES, 0.0, num_sequences=4),
+    Panel("14c", "c. Parallel, 6 sequences", "alpaca", _TEN_MINUTES, 90.0, num_sequences=6),
+    Panel("14d", "d. Beam width 2", "alpaca", _TEN_MINUTES, 0.0, num_sequences=2, beam=True),
+    Panel("14e", "e. Beam width 4", "alpaca", _TEN_MINUTES, 0.0, num_sequences=4, beam=True),
+    Panel("14f", "f. Beam width 6", "alpaca", _TEN_MINUTES, 90.0, num_sequences=6, beam=True),
 )
 FIG16 = tuple(
     Panel(name, title, workload, 300.0, quick, "llama-13b", systems=("orca-oracle", "vllm"))
