@@ -188,7 +188,7 @@ def test_links_of_a_notebook_are_those_of_the_book():
 
 
 # The links of a stage's lesson: test_lessons.py.
-@pytest.mark.parametrize("page", ["README", "how-to-study", "setup", "glossary"])
+@pytest.mark.parametrize("page", ["README", "how-to-study", "setup", "glossary", "discussion"])
 def test_a_page_links_to_what_exists(page):
     text = (LESSONS / f"{page}.md").read_text(encoding="utf-8")
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
