@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +90,22 @@ class Sweep:
         calls = (joblib.delayed(_numbered)(at, job, self.parts) for at, job in enumerate(jobs))
         try:
             with _config(self.backend, self.workers):
-                yield from joblib.Parallel(batch_size=1, **_as_they_come(joblib))(calls)
+                yield from joblib.Parallel(batch_size=1, **self._options(joblib))(calls)
         except TerminatedWorkerError:
             raise SweepError(
                 "a worker process was ended by someone else, or for want of memory; what had "
                 "finished is kept, and the same command goes on from there"
             ) from None
+
+    def _options(self, joblib: Any) -> dict[str, Any]:
+        """Results one by one, if the backend in use has that."""
+        backend, _ = joblib.parallel.get_active_backend()
+        options: dict[str, Any] = {}
+        if backend.supports_return_generator:
+            options["return_as"] = "generator_unordered"
+        if self.backend == "loky":
+            options["initializer"] = _leave_interrupts_to_the_parent
+        return options
 
 
 def _largest_first(job: Job) -> tuple[float, str]:
@@ -129,7 +140,7 @@ def _config(backend: str, workers: int) -> Any:
         raise ConfigError(f"--backend {backend}: {error}") from None
 
 
-def _as_they_come(joblib: Any) -> dict[str, str]:
-    """The way to get results one by one, if the backend in use has it."""
-    backend, _ = joblib.parallel.get_active_backend()
-    return {"return_as": "generator_unordered"} if backend.supports_return_generator else {}
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches all processes of a terminal. The parent ends its workers; they need not say
+    anything."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
