@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from minipaged.errors import ConfigError
+from minipaged.sim import metrics
 from minipaged.sim.attribution import Attribution, attribute, limit_of
-from minipaged.sim.metrics import DEFINITIONS, inter_token_latencies, summarize
+from minipaged.sim.metrics import DEFINITIONS, inter_token_latencies
 
 if TYPE_CHECKING:
     from minipaged.sim.simulate import Run
@@ -31,13 +33,19 @@ def measurements(
     run: Run,
     slo: Mapping[str, float] | None = None,
     percentiles: Sequence[float] = (50, 90, 99),
+    arithmetic: ModuleType = metrics,
 ) -> dict[str, Any]:
     """A run in numbers, simulated or real: vLLM's keys, and a few of our own.
+
+    Args:
+        arithmetic: has the functions of :mod:`minipaged.sim.metrics`.
 
     Raises:
         ConfigError, RequestError: as :func:`~minipaged.sim.metrics.summarize`.
     """
-    return summarize(run.records, run.duration, slo=slo, percentiles=percentiles) | {
+    numbers = arithmetic.summarize(run.records, run.duration, slo=slo, percentiles=percentiles)
+    return {
+        **numbers,
         "num_steps": run.num_steps,
         "mean_batch": run.mean_batch,
         "recompute_preemptions": run.preemptions.get("recompute", 0),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from minipaged.config import ConfigError
 from minipaged.course.student_parts import explained, load_parts
 from minipaged.options import add_parts_argument
+from minipaged.sim import metrics
 from minipaged.sim.attribution import RULE, Attribution, attribute
 from minipaged.sim.report import (
     attribution_record,
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     for rate in rates:
         workload = build_workload(args, target.max_model_len, rate)
         result = _simulate(args, target, workload, parts)
-        numbers = measurements(result, slo, percentiles)
+        with explained(parts):
+            numbers = measurements(result, slo, percentiles, parts.module(metrics.__name__))
         attributions[_label(workload, rate)] = attribute(result)
         print(f"\n{title}: {workload.name}, {workload.num_requests:,} requests\n")
         print(render_measurements(numbers), render_attribution(attribute(result)), sep="\n\n")

@@ -11,6 +11,7 @@ import pytest
 from minipaged.cli import main
 from minipaged.executor.cost_model import CostModel
 from minipaged.kvcache import sizing
+from minipaged.sim import metrics
 from minipaged.sim.calibration import Calibration
 from minipaged.sim.metrics import DEFINITIONS
 from minipaged.sim.systems import SYSTEMS
@@ -246,3 +247,16 @@ def test_a_student_part_is_in_the_simulated_engine(tmp_path, capsys):
     assert theirs["mean_batch"] < whole["mean_batch"]
     assert sim(*SHORT, "--parts", str(tmp_path / "nobody")) == 1
     assert "nobody" in capsys.readouterr().err
+
+
+def test_a_students_metrics_measure_the_run(tmp_path):
+    """A TTFT that is counted from the first token is 0, and shows in the report."""
+    folder = tmp_path / "theirs" / "stage10_evaluation"
+    folder.mkdir(parents=True)
+    source = Path(metrics.__file__).read_text(encoding="utf-8")
+    right = "return record.token_times[0] - record.arrival_time"
+    assert source.count(right) == 1
+    (folder / "metrics.py").write_text(source.replace(right, "return 0.0"))
+    theirs = record_of(tmp_path, *SHORT, "--parts", str(folder.parent))
+    assert theirs["mean_ttft_ms"] == 0
+    assert record_of(tmp_path, *SHORT)["mean_ttft_ms"] > 0
