@@ -30,7 +30,7 @@ Dataset = Literal["sharegpt", "alpaca"]
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _QUICK = (1, 16, 256)
 #: dataset -> a rate past what the system sustains, so that memory is what limits it (req/s)
-LOADS: Mapping[Dataset, float] = {"sharegpt": 2.4, "alpaca": 45.0}
+LOADS: Mapping[Dataset, float] = {"sharegpt": 4.0, "alpaca": 60.0}
 TITLES: Mapping[Dataset, str] = {"sharegpt": "ShareGPT", "alpaca": "Alpaca"}
 
 UNUSED = "slots of allocated blocks without a token (%)"
@@ -68,8 +68,8 @@ def measure(lab: Lab) -> Findings:
     """Both datasets with blocks of each size; what a swap takes, in closed form."""
     sizes = lab.choose(BLOCK_SIZES, _QUICK)
     durations: Mapping[Dataset, float] = {
-        "sharegpt": lab.choose(400.0, 150.0),
-        "alpaca": lab.choose(60.0, 12.0),
+        "sharegpt": lab.choose(300.0, 60.0),
+        "alpaca": lab.choose(40.0, 10.0),
     }
     cases = [(dataset, size) for dataset in LOADS for size in sizes]
     trials = [

@@ -22,7 +22,7 @@ Rates = Mapping[str, tuple[float, ...]]
 
 SYSTEM, BASELINE = "vllm", "orca-oracle"
 RATES: Rates = {SYSTEM: (0.4, 0.8, 1.2, 1.5, 1.7, 1.9), BASELINE: (0.4, 0.6, 0.8, 0.9, 1.0, 1.1)}
-_QUICK: Rates = {SYSTEM: (0.8, 1.5), BASELINE: (0.4, 0.8)}
+_QUICK: Rates = {SYSTEM: (0.8, 1.8), BASELINE: (0.4, 0.9)}
 KEYS = {
     "mean normalized latency (s/token)": ("normalized_latency_s_per_token", 1.0),
     "normalized latency p99 (s/token)": ("p99_normalized_latency_s_per_token", 1.0),
