@@ -64,9 +64,10 @@ from minipaged.sim.workloads import Request, Workload
 
 # %% tags=["parameters"]
 PARTS = "mine"  # or "ref", "solutions", a folder
-SECONDS = 80  # in which requests arrive, in sections 2 and 3; twice that in 4 and 5
-RATE = 2.5  # requests a second, in sections 2 and 3
-LEVEL = 0.2  # seconds per token at which rates are read in section 4: 0.1 to 0.5
+SECONDS = 60  # in which requests arrive, in sections 2 and 3; the paper has an hour
+LONGER = 150  # the same, in sections 4 to 6
+RATE = 3.0  # requests a second, in sections 2 and 3
+LEVEL = 0.2  # seconds per token at which rates are read in section 4: 0.1 to 0.4
 BURSTINESS = 0.1  # of the bursty arrivals, in sections 1 and 5
 SEED = 0
 
@@ -160,7 +161,8 @@ def table(rows):
     columns = list(next(iter(rows.values())))
     print(" " * 12 + "".join(f"{column:>15}" for column in columns))
     for name, row in rows.items():
-        print(f"{name:12}" + "".join(f"{row[column]:>15}" for column in columns))
+        cells = ("-" if row[column] is None else row[column] for column in columns)
+        print(f"{name:12}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 print(f"{len(trace)} requests in {SECONDS} s")
@@ -251,8 +253,8 @@ plt.show()
 # points and of the paper's.
 #
 # **Prediction 4.** From Oracle to paging the batch grew by a factor, in the figure above. Will the
-# rate grow by the same, by more, or by less? Then set `LEVEL` to 0.5: by how much does each rate
-# move? And if the trace were longer, `SECONDS = 200`, would the knees move left or right?
+# rate grow by the same, by more, or by less? Then set `LEVEL` to 0.4: by how much does each rate
+# move? And if the trace were longer, `LONGER = 300`, would the knees move left or right?
 
 # %%
 RATES = {
@@ -262,12 +264,12 @@ RATES = {
     "vllm": (1.6, 2.2, 3.0),
 }
 TOP = max(rate for rates in RATES.values() for rate in rates)
-many_times, many_lengths = draw(TOP, 2 * SECONDS)
+many_times, many_lengths = draw(TOP, LONGER)
 
 
 def at_rate(rate):
     """The requests of a run at a rate, and their arrivals."""
-    count = max(1, round(rate * 2 * SECONDS))
+    count = max(1, round(rate * LONGER))
     return arrivals.rescale(many_times[:count], rate), many_lengths[:count]
 
 
@@ -340,7 +342,7 @@ OBJECTIVE = {"ttft": 500, "tpot": 60}  # milliseconds
 tails, pools = {}, {}
 for name, (burstiness, settings) in CASES.items():
     scheduler = SchedulerConfig.paper_2023(**settings)
-    run = simulate(workload(*draw(1.6, 2 * SECONDS, burstiness)), scheduler=scheduler, parts=parts)
+    run = simulate(workload(*draw(1.6, LONGER, burstiness)), scheduler=scheduler, parts=parts)
     found = metrics.summarize(run.records, run.duration, slo=OBJECTIVE)
     pools[name] = np.array(metrics.pooled(run.records, "itl"))
     tails[name] = {
@@ -394,7 +396,7 @@ table(tpots)
 records = last_run["vllm"].records
 overload = RATES["vllm"][-1]
 everybody = float(np.mean(metrics.pooled(records, "normalized_latency")))
-stops = np.linspace(0.2 * SECONDS, last_run["vllm"].duration, 25)
+stops = np.linspace(0.1 * LONGER, last_run["vllm"].duration, 25)
 reported = [
     float(np.mean([metrics.normalized_latency(r) for r in records if r.finish_time <= stop]))
     for stop in stops
@@ -402,25 +404,25 @@ reported = [
 cut = [
     RequestRecord(
         record.arrival_time,
-        [at for at in record.token_times if at <= SECONDS],
-        record.finish_time if record.finish_time <= SECONDS else None,
+        [at for at in record.token_times if at <= LONGER / 2],
+        record.finish_time if record.finish_time <= LONGER / 2 else None,
         record.prompt_len,
         record.output_len,
     )
     for record in records
-    if record.arrival_time <= SECONDS
+    if record.arrival_time <= LONGER / 2
 ]
 try:
     metrics.served(cut)
     refused = ""
 except RequestError as error:
     refused = str(error)
-print(f"your `served` says of the run that was stopped at {SECONDS} s: {refused or 'nothing'}")
+print(f"your `served` says of the run that was stopped at {LONGER / 2:g} s: {refused or 'nothing'}")
 
 figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
 axes.plot(stops, reported, "o-", ms=3, label="those that have finished")
 axes.axhline(everybody, color="0.4", ls="--", label="everybody")
-axes.axvline(2 * SECONDS, color="0.7", lw=1, label="the last has come")
+axes.axvline(LONGER, color="0.7", lw=1, label="the last has come")
 axes.set(
     xlabel="stopped after (s)",
     ylabel="s/token",
