@@ -227,9 +227,17 @@ def test_the_times_of_a_trace_are_stretched_to_the_rate(trace):
 
 def test_a_trace_is_a_series_beside_gamma(trace):
     found = bursts.measure(Lab(quick=True, workers=1, trace=trace))
-    assert found.series(bursts.MEAN) == [bursts.GAMMA, "pairs"]
-    ((cv, _),) = found.curve(bursts.MEAN, "pairs")
+    assert found.series(bursts.MEAN) == [bursts.GAMMA, "times of pairs.csv"]
+    ((cv, _),) = found.curve(bursts.MEAN, "times of pairs.csv")
     assert cv == pytest.approx(1, abs=0.05)  # of gaps half of which are 0
+
+
+def test_drift_is_seen_in_arrivals_a_minute_and_not_in_gaps():
+    steady = [float(second) for second in range(600)]
+    drifting = [60 * minute + at / 2 for minute in range(0, 10, 2) for at in range(120)]
+    assert bursts.dispersion(steady) == 0
+    assert bursts.dispersion(drifting) == pytest.approx(60, rel=0.1)
+    assert bursts.dispersion(steady[:61]) is None
 
 
 def test_a_trace_that_comes_all_at_once_is_refused(tmp_path):

@@ -26,6 +26,7 @@ RATE = 1.4
 CVS = (1.0, 2.0, 4.0)
 GAMMA = "gamma"
 MEAN = "mean normalized latency (s/token)"
+DRIFT = "arrivals a minute: variance / mean"
 #: percentile -> its name in the results
 TTFT = {q: f"TTFT p{q} (s)" for q in (50, 90, 99)}
 
@@ -40,12 +41,15 @@ def measure(lab: Lab) -> Findings:
         for cv in cvs
         for seed in seeds
     ]
+    found = Findings()
     if lab.trace is not None:
         times = trace_times(lab.trace, round(RATE * duration))
         cv = _variation(times)
-        cases += [(lab.trace.stem, cv, Trial(partial(_at_times, times, seed))) for seed in seeds]
+        name = f"times of {lab.trace.name}"
+        cases += [(name, cv, Trial(partial(_at_times, times, seed))) for seed in seeds]
+        if (drift := dispersion(times)) is not None:
+            found.add(DRIFT, name, drift, cv)
     numbers = lab.run([trial for _, _, trial in cases], "bursts")
-    found = Findings()
     for series, cv in dict.fromkeys((series, cv) for series, cv, _ in cases):
         several = [n for n, (s, c, _) in zip(numbers, cases) if (s, c) == (series, cv)]
         found.add(MEAN, series, mean_of(several, "normalized_latency_s_per_token"), cv)
@@ -81,6 +85,14 @@ def _variation(times: list[float]) -> float:
     return round(float(gaps.std() / gaps.mean()), 2)
 
 
+def dispersion(times: list[float], window: float = 60.0) -> float | None:
+    """Variance over mean of the number of arrivals in a window of so many seconds; None: there are
+    not two whole windows."""
+    windows = (np.asarray(times) // window).astype(np.int64)
+    counts = np.bincount(windows)[: windows[-1]]  # the last one is cut off by the end
+    return float(counts.var() / counts.mean()) if len(counts) > 1 else None
+
+
 def conclude(found: Findings) -> list[str]:
     """How much worse the mean and the tail are than with Poisson arrivals."""
     sentences = []
@@ -94,14 +106,13 @@ def conclude(found: Findings) -> list[str]:
             f"({poisson[0]:.3f}); the slowest first token in a hundred comes after {tail:.1f} s "
             f"instead of {poisson[1]:.1f} s, {tail / poisson[1]:.1f} times as late."
         )
-    worst = found.curve(TTFT[99], GAMMA)[-1]
-    for series in found.series(MEAN)[1:]:
-        cv, tail = found.curve(TTFT[99], series)[-1]
-        if cv < worst[0] and tail > worst[1]:
-            sentences.append(
-                f"{series} has a lower CV than gamma arrivals of {worst[0]:g} and a longer tail: "
-                "its rate drifts for minutes, which gaps that are drawn one by one never do."
-            )
+    for series in found.series(DRIFT):
+        ((cv, drift),) = found.curve(DRIFT, series)
+        sentences.append(
+            f"{series}: the number of arrivals in a minute has a variance of {drift:.1f} times its "
+            f"mean. It is 1 for a Poisson process, and would be about {cv**2:.1f} for independent "
+            "gaps of this CV: what is more comes of a rate that drifts."
+        )
     if all(value < LATENCY_LEVEL for s in found.series(MEAN) for _, value in found.curve(MEAN, s)):
         sentences.append(
             f"All means stay below the {LATENCY_LEVEL:g} s/token at which the paper's curves are "
