@@ -68,7 +68,7 @@ class Panel:
 _ALL = ("fastertransformer", *ORCA, "vllm")
 
 FIG12 = (
-    Panel("12a", "a. OPT-13B, ShareGPT", "sharegpt", _HOUR, 900.0, systems=_ALL),
+    Panel("12a", "a. OPT-13B, ShareGPT", "sharegpt", _HOUR, 600.0, systems=_ALL),
     Panel("12b", "b. OPT-66B, ShareGPT", "sharegpt", _HOUR, 0.0, "opt-66b", systems=_ALL),
     Panel("12c", "c. OPT-175B, ShareGPT", "sharegpt", _QUARTER, 0.0, "opt-175b", systems=_ALL),
     Panel("12d", "d. OPT-13B, Alpaca", "alpaca", _QUARTER, 120.0, systems=_ALL),
@@ -78,10 +78,10 @@ FIG12 = (
 FIG14 = (
     Panel("14a", "a. Parallel, 2 sequences", "alpaca", _TEN_MINUTES, 0.0, num_sequences=2),
     Panel("14b", "b. Parallel, 4 sequences", "alpaca", _TEN_MINUTES, 0.0, num_sequences=4),
-    Panel("14c", "c. Parallel, 6 sequences", "alpaca", _TEN_MINUTES, 90.0, num_sequences=6),
+    Panel("14c", "c. Parallel, 6 sequences", "alpaca", _TEN_MINUTES, 60.0, num_sequences=6),
     Panel("14d", "d. Beam width 2", "alpaca", _TEN_MINUTES, 0.0, num_sequences=2, beam=True),
     Panel("14e", "e. Beam width 4", "alpaca", _TEN_MINUTES, 0.0, num_sequences=4, beam=True),
-    Panel("14f", "f. Beam width 6", "alpaca", _TEN_MINUTES, 90.0, num_sequences=6, beam=True),
+    Panel("14f", "f. Beam width 6", "alpaca", _TEN_MINUTES, 60.0, num_sequences=6, beam=True),
 )
 FIG16 = tuple(
     Panel(name, title, workload, 300.0, quick, "llama-13b", systems=("orca-oracle", "vllm"))
@@ -90,4 +90,4 @@ FIG16 = tuple(
         ("16b", "b. 5-shot prefix, 341 tokens", "translation-5", 30.0),
     )
 )
-FIG17 = (Panel("17", "Chatbot, OPT-13B", "chatbot", _HOUR, 900.0),)
+FIG17 = (Panel("17", "Chatbot, OPT-13B", "chatbot", _HOUR, 600.0),)

@@ -86,6 +86,14 @@ REASONS: tuple[Reason, ...] = (
     ),
     Reason(
         "fig14",
+        "Orca",
+        "",
+        True,
+        "Orca's beams copy their whole tables when they fork. What that cost in the authors' "
+        "reimplementation is not published; here blocks are copied as fast as the memory allows.",
+    ),
+    Reason(
+        "fig14",
         "",
         "rate",
         False,

@@ -12,7 +12,7 @@ SHAREGPT_RATE, ALPACA_RATE = 2.0, 30.0
 
 def sharegpt(study: Study) -> dict[str, Outcome]:
     """ShareGPT at 2 req/s for an hour, with the memory measured."""
-    return _run(study, "sharegpt", SHAREGPT_RATE, study.duration(3600, 900), ("memory",))
+    return _run(study, "sharegpt", SHAREGPT_RATE, study.duration(3600, 600), ("memory",))
 
 
 def alpaca(study: Study) -> dict[str, Outcome]:
