@@ -30,6 +30,7 @@ from minipaged.hardware import GPUS, GiB, Gpu
 from minipaged.kvcache import sizing
 from minipaged.models.catalog import CATALOG
 from minipaged.scheduling import transfer_cost
+from minipaged.scheduling.machines import machine_of
 
 
 # --------------------------------------------------------------------------- table 1
@@ -98,14 +99,6 @@ def table1(arithmetic: ModuleType = sizing) -> list[Table1Row]:
 
 
 # --------------------------------------------------------------------------- preemption
-#: What a prefill reaches of a card's peak FLOP/s: as on the A100 of figure 19a.
-FLOPS_UTILIZATION = 0.54
-#: What a long transfer between a card and pinned host memory reaches of a link's nominal bandwidth:
-#: 25 GB/s of the 32 of PCIe 4. (The machine of figure 19a had half of that; see ``--link``.)
-LINK_UTILIZATION = 0.78
-#: Fixed cost of a transfer: between the two of figure 19a.
-TRANSFER_SECONDS = 2.8e-6
-
 #: Figure 19a, read off the vector graphic of the paper's PDF: milliseconds to swap out, to swap in
 #: and to recompute, by block size.
 FIGURE_19A = {
@@ -156,25 +149,6 @@ class PreemptionCosts:
     block_size: int
     crossover_tokens: int | None
     max_model_len: int
-
-
-def machine_of(gpu: Gpu, link_bytes_per_s: float | None = None) -> transfer_cost.Machine:
-    """What a card and its host can be expected to reach.
-
-    Args:
-        link_bytes_per_s: that a long transfer reaches, each way; None: a fraction of what the link
-            promises.
-    """
-    link = transfer_cost.Link(
-        link_bytes_per_s or LINK_UTILIZATION * gpu.host_link_bytes_per_s, TRANSFER_SECONDS
-    )
-    return transfer_cost.Machine(
-        flops_per_s=FLOPS_UTILIZATION * gpu.fp16_flops,
-        memory_bytes_per_s=gpu.hbm_bytes_per_s,
-        launch_seconds=transfer_cost.A100_2023.launch_seconds,
-        swap_out=link,
-        swap_in=link,
-    )
 
 
 def preemption_costs(

@@ -142,7 +142,7 @@ def test_grouped_heads_make_swapping_win(transfers):
 
 def test_the_crossover_link_is_where_the_ratio_is_one():
     from minipaged.capacity import find_gpu, find_model
-    from minipaged.plan import machine_of
+    from minipaged.scheduling.machines import machine_of
 
     model = find_model(transfer.MODEL)
     for card in transfer.LINES:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from minipaged.capacity import find_gpu, find_model
 from minipaged.config import ModelConfig
-from minipaged.plan import machine_of
+from minipaged.scheduling.machines import machine_of
 from minipaged.scheduling.transfer_cost import (
     A100_2023,
     Machine,
