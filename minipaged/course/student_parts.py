@@ -91,7 +91,10 @@ def default_spec() -> str:
 
 
 def load_parts(
-    spec: str, root: Path | None = None, only: Collection[str] | None = None
+    spec: str,
+    root: Path | None = None,
+    only: Collection[str] | None = None,
+    also: Collection[str] = (),
 ) -> StudentParts:
     """The parts that a user asks for.
 
@@ -104,6 +107,7 @@ def load_parts(
         root: of the course; None: that of the working directory.
         only: the parts that matter here; the others' files are not even read. None: those that
             an engine is built from.
+        also: parts that matter beside these, for :meth:`StudentParts.module`.
 
     Raises:
         CourseError: an unknown part or folder; a part asked for by name that is not written; a
@@ -122,7 +126,8 @@ def load_parts(
     submissions: dict[tuple[str, str], Submission] = {}
     for name, (impl, by_name) in wishes.items():
         stage, part = course.parts[name]
-        if by_name and only is None and not seats(part):
+        matters = name in only if only is not None else bool(seats(part)) or name in also
+        if by_name and only is None and not matters:
             raise CourseError(
                 f"no engine is built from {name}: `minipaged grade {stage.key}` uses it"
             )
@@ -130,7 +135,7 @@ def load_parts(
             if by_name:
                 raise CourseError(missing)
             continue
-        if name not in only if only is not None else not seats(part):
+        if not matters:
             if stage.closed:
                 chosen |= {field: _own(course, name, field) for field in seats(part)}
             continue

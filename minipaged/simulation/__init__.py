@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace and len(rates) > 1:
         raise ConfigError(f"--trace is of one run: --rate {args.rate} asks for {len(rates)}")
     target = read_target(args)
-    parts = load_parts(args.parts)
+    parts = load_parts(args.parts, also=("metrics",))
     for note in parts.notes:
         print(f"minipaged: {note}", file=sys.stderr)
     title = f"{find_system(args.system).title}, {target.name}"
