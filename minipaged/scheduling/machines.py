@@ -9,7 +9,8 @@ from minipaged.scheduling.transfer_cost import A100_2023, Link, Machine
 #: What a prefill reaches of a card's peak FLOP/s: as on the A100 of figure 19a.
 FLOPS_UTILIZATION = 0.54
 #: What a long transfer between a card and pinned host memory reaches of a link's nominal bandwidth:
-#: 25 GB/s of the 32 of PCIe 4. (The machine of figure 19a had half of that; see ``minipaged plan --link``.)
+#: 25 GB/s of the 32 of PCIe 4. (The machine of figure 19a had half of that; ``minipaged plan``
+#: takes another with ``--link``.)
 LINK_UTILIZATION = 0.78
 #: Fixed cost of a transfer: between the two of figure 19a.
 TRANSFER_SECONDS = 2.8e-6
