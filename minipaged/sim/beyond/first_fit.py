@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
 from minipaged.errors import DoubleFree, OutOfBlocks
 
 
@@ -24,7 +22,7 @@ class FirstFitAllocator:
         self.max_chunk = max_chunk
         #: (first block, length) of the free chunks, ascending; no two touch
         self._free = [(0, num_blocks)]
-        self._held: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
 
     @property
     def free_blocks(self) -> int:
@@ -37,7 +35,7 @@ class FirstFitAllocator:
 
     def regions(self) -> list[tuple[int, int]]:
         """(first block, length) of every region that is held, by first block."""
-        return sorted(self._held.items())
+        return sorted(self._lengths.items())
 
     def region_size(self, num_blocks: int) -> int:
         """Length of the region that ``allocate(num_blocks)`` takes: the same.
@@ -71,7 +69,7 @@ class FirstFitAllocator:
         for at, (start, length) in enumerate(self._free):
             if length >= size:
                 self._free[at : at + 1] = [(start + size, length - size)][: length > size]
-                self._held[start] = size
+                self._lengths[start] = size
                 return start
         raise OutOfBlocks(
             f"first-fit pool: no free region of {size} blocks: {self.free_blocks} of "
@@ -84,11 +82,11 @@ class FirstFitAllocator:
         Raises:
             DoubleFree: no region that is held begins there.
         """
-        size = self._held.pop(start, 0)
+        size = self._lengths.pop(start, 0)
         if not size:
             raise DoubleFree(f"first-fit pool: no region that is held begins at block {start}")
-        insort(self._free, (start, size))
-        at = bisect_left(self._free, (start, size))
+        self._free = sorted([*self._free, (start, size)])
+        at = self._free.index((start, size))
         self._join(at)
         self._join(at - 1)
 

@@ -78,8 +78,9 @@ def draw(found: Findings, path: Path) -> None:
             plot_ours(latency, found.curve(LATENCY, name), look, name)
             plot_ours(computed, found.curve(COMPUTED, name), look, name)
         ttft.set(title="a. Time to first token", ylabel="TTFT (s)")
-        plain_log_scale(ttft)
-        latency.set(title="b. Normalized latency", ylim=0, ylabel=LATENCY)
+        latency.set(title="b. Normalized latency", ylabel=LATENCY)
+        for axes in (ttft, latency):
+            plain_log_scale(axes)
         computed.set(title="c. Work", ylim=0, ylabel="tokens computed (%)")
         for axes in (ttft, latency, computed):
             axes.set(xlabel="request rate (req/s)", xlim=0)

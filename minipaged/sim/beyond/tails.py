@@ -76,15 +76,15 @@ def draw(found: Findings, path: Path) -> None:
         for title in found.series(MEAN):
             color = LOOKS[title].color
             lines = {
-                MEAN: (latency, "-", "mean"),
-                TAIL: (latency, ":", "p99"),
-                TTFT_MEDIAN: (ttft, "-", "median"),
-                TTFT_TAIL: (ttft, ":", "p99"),
+                MEAN: (latency, "-", f"{title}, mean (a), median (b)"),
+                TAIL: (latency, ":", f"{title}, p99"),
+                TTFT_MEDIAN: (ttft, "-", ""),
+                TTFT_TAIL: (ttft, ":", ""),
             }
-            for quantity, (axes, line, name) in lines.items():
+            for quantity, (axes, line, label) in lines.items():
                 axes.plot(
                     *zip(*found.curve(quantity, title)),
-                    color=color, ls=line, marker="o", ms=5, label=f"{title}, {name}",
+                    color=color, ls=line, marker="o", ms=5, label=label or None,
                 )  # fmt: skip
         latency.axhline(LATENCY_LEVEL, color=INK, lw=0.9, ls=":")
         latency.set(title="a. Normalized latency", ylabel="s/token")
@@ -93,7 +93,7 @@ def draw(found: Findings, path: Path) -> None:
         plain_log_scale(ttft)
         for axes in (latency, ttft):
             axes.set(xlabel="request rate (req/s)", xlim=0)
-            axes.legend()
+        page.legend(loc="outside lower center", ncols=4)
 
 
 EXPERIMENT = Experiment(

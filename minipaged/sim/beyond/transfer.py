@@ -80,11 +80,9 @@ def grouped(group: int) -> ModelConfig:
 def ratio(model: ModelConfig, machine: Machine, block_size: int, tokens: int = TOKENS) -> float:
     """Seconds to recompute a sequence over seconds to swap it out and in."""
     blocks = -(-tokens // block_size)
-    swap = sum(
-        swap_seconds(model, DTYPE_BYTES, blocks, block_size, link)
-        for link in (machine.swap_out, machine.swap_in)
-    )
-    return recompute_seconds(model, DTYPE_BYTES, tokens, machine) / swap
+    out = swap_seconds(model, DTYPE_BYTES, blocks, block_size, machine.swap_out)
+    back = swap_seconds(model, DTYPE_BYTES, blocks, block_size, machine.swap_in)
+    return recompute_seconds(model, DTYPE_BYTES, tokens, machine) / (out + back)
 
 
 def crossover_link(model: ModelConfig, card: str, block_size: int) -> float:

@@ -50,9 +50,7 @@ class ChosenVictim(Preemption):
 
     def evict(self, candidates: Sequence[SequenceGroup], plan: StepPlan) -> SequenceGroup:
         """Preempt the chosen one of ``candidates``."""
-        victim = self.choose_victim(candidates)
-        self.preempt(victim, plan)
-        return victim
+        return super().evict([self.choose_victim(candidates)], plan)
 
 
 def computed_tokens(group: SequenceGroup) -> int:
