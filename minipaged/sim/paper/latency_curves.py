@@ -31,8 +31,9 @@ RATE = f"rate at {LATENCY_LEVEL:g} s/token (req/s)"
 RATIO = f"times its rate at {LATENCY_LEVEL:g} s/token"
 LATENCY = "normalized latency (s/token)"
 
-#: Percent. FasterTransformer's batches depend on rules that the paper does not state.
-_RATE_TOLERANCE, _RATIO_TOLERANCE, _FT_TOLERANCE = 25.0, 20.0, 40.0
+#: Percent, of rates and of ratios. FasterTransformer's batches depend on rules that the paper does
+#: not state.
+_TOLERANCE, _TOLERANCES = (25.0, 20.0), {"fastertransformer": (40.0, 40.0)}
 _COLUMNS = 3
 _LEAST_REQUESTS = 400
 #: Curves that the cost model of the paper's machine was fitted to (scripts/fit_paper_2023.py).
@@ -72,17 +73,18 @@ class LatencyCurves:
             QUICK_SHARES if study.quick else CURVE_SHARES,
             least_requests=0 if study.quick else _LEAST_REQUESTS,
         )
-        rows = [row for panel in panels for row in self._compare(panel, knees)]
+        rows = [row for panel in panels for row in self._compare(panel, study.quick, knees)]
         return rows + [row for panel in panels for row in self._curves(panel, knees)]
 
-    def _compare(self, panel: Panel, knees: dict[tuple[str, str], Knee]) -> list[Row]:
+    def _compare(self, panel: Panel, quick: bool, knees: dict[tuple[str, str], Knee]) -> list[Row]:
         published = panel.curves
         rows, ratios = [], []
         ours = {system: knees[panel.name, system] for system in panel.systems}
         best = ours["vllm"].rate
         for system, paper in published.items():
             knee, title = ours[system], SYSTEMS[system].title
-            baseline = system == "fastertransformer"
+            judged = panel.is_judged(system, quick)
+            rate_tolerance, ratio_tolerance = _TOLERANCES.get(system, _TOLERANCE)
             rows.append(
                 Row(
                     self.name,
@@ -90,7 +92,7 @@ class LatencyCurves:
                     f"{panel.name} {title}",
                     paper=paper,
                     ours=knee.rate,
-                    tolerance=_FT_TOLERANCE if baseline else _RATE_TOLERANCE,
+                    tolerance=rate_tolerance if judged else None,
                     fitted=(panel.name, system) in _FITTED,
                     spread=knee.spread,
                     note=self.note,
@@ -104,7 +106,7 @@ class LatencyCurves:
                         f"{panel.name} vLLM / {title}",
                         paper=published["vllm"] / paper,
                         ours=best / knee.rate if best and knee.rate else None,
-                        tolerance=_FT_TOLERANCE if baseline else _RATIO_TOLERANCE,
+                        tolerance=ratio_tolerance if judged else None,
                     )
                 )
         return rows + ratios

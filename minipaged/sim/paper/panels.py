@@ -16,6 +16,8 @@ from minipaged.sim.systems import SYSTEMS
 ORCA = ("orca-max", "orca-pow2", "orca-oracle")
 #: The highest rate that is tried, as a multiple of the highest that the paper has in a panel.
 _TOP = 1.6
+#: Of a quick study's trace.
+_LEAST_REQUESTS = 100
 _HOUR, _QUARTER, _TEN_MINUTES = 3600.0, 900.0, 600.0
 
 
@@ -46,6 +48,11 @@ class Panel:
     def curves(self) -> dict[str, float]:
         """System -> the rate that the paper's curve has at the level."""
         return {name: rate_at(self.name, SYSTEMS[name].title) for name in self.systems}
+
+    def is_judged(self, system: str, quick: bool) -> bool:
+        """Has the trace enough requests, at the paper's rate, to say anything? In some of a quick
+        study there are a few dozen; in a whole one more seeds make up for that."""
+        return not quick or self.curves[system] * self.quick >= _LEAST_REQUESTS
 
     def jobs(self, quick: bool) -> dict[tuple[str, str], Job]:
         """(panel, system) -> the first run of a search: at the paper's rate."""
