@@ -35,12 +35,11 @@ def _own_ratios(panels: Panels, systems: Sequence[str], level: float) -> Values:
 
 
 def _our_ratios(panels: Panels, systems: Sequence[str], study: Study) -> Values:
-    """The same of ours, of those panels that the study has."""
-    shown = [panel for panel in panels if panel.quick or not study.quick]
-    if not shown:
-        raise NotStoredError("a quick study leaves these panels out")
+    """The same of ours. A range over several panels is not seen in some of them."""
+    if study.quick and not all(panel.quick for panel in panels):
+        raise NotStoredError("a quick study leaves some of these panels out")
     ratios = []
-    for panel in shown:
+    for panel in panels:
         knees = find_knees(study.sweep, panel.jobs(study.quick), label=panel.name)
         best = knees[panel.name, "vllm"].rate
         for system in systems:
