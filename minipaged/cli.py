@@ -36,6 +36,9 @@ COMMANDS = {
     "fetch": ("minipaged.fetch", "get the small chat model into the user's cache"),
 }
 
+#: Those that need modules of stage 10, which a student may have to write.
+_SIMULATE = ("bench", "paper", "sim")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -45,16 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         130 after Ctrl-C. With MINIPAGED_TRACEBACK set, an error shows where it came from.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(prog="minipaged", description="PagedAttention, built stage by stage.")
-    parser.add_argument("--version", action="version", version=f"minipaged {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (module, summary) in COMMANDS.items():
-        sentence = f"{summary[0].upper()}{summary[1:]}."
-        command = commands.add_parser(name, help=summary, description=sentence)
-        if name in arguments[:1]:  # the others are not even imported
-            importlib.import_module(module).add_arguments(command)
-    args = parser.parse_args(arguments)
     try:
+        args = _read(arguments)
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
     except MinipagedError as error:
         if os.environ.get("MINIPAGED_TRACEBACK"):
@@ -68,6 +63,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone: `minipaged … | head`.
         sys.stderr.close()
         return 1
+
+
+def _read(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of the command that is asked for; the others are not even imported."""
+    parser = _Parser(prog="minipaged", description="PagedAttention, built stage by stage.")
+    parser.add_argument("--version", action="version", version=f"minipaged {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        command = commands.add_parser(name, help=summary, description=sentence)
+        if name in arguments[:1]:
+            if name in _SIMULATE:
+                importlib.import_module("minipaged.course.own_modules").use_own_modules()
+            importlib.import_module(module).add_arguments(command)
+    return parser.parse_args(arguments)
 
 
 class _Parser(argparse.ArgumentParser):

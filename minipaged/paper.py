@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from minipaged.course.own_modules import own_modules
 from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import ConfigError
 from minipaged.options import add_parts_argument
@@ -79,14 +80,17 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--seeds must be at least 1, not {args.seeds}")
     if args.jobs < 1 and args.jobs != -1:
         raise ConfigError(f"--jobs must be at least 1, or -1, not {args.jobs}")
-    parts = load_parts(args.parts)
+    modules = [file.part.name for file in own_modules()]
+    # They are in place in this process alone.
+    jobs = 1 if modules else args.jobs
+    parts = load_parts(args.parts, also=modules)
     for note in parts.notes:
         print(f"minipaged: {note}", file=sys.stderr)
     own = bool(parts.files)
     study = Study(
         Sweep(
-            args.jobs,
-            args.backend,
+            jobs,
+            "loky" if modules else args.backend,
             parts if own else None,
             # Files change under a student's hands: their results are not kept.
             None if own else ResultStore(args.out / "runs.jsonl"),
@@ -103,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         for name in names:
             rows += _reproduce(name, study, args.out)
         for name in _named(args.figures, EXPERIMENTS, "beyond"):
-            lab = Lab(args.quick, args.jobs, study.sweep.parts, args.trace,
+            lab = Lab(args.quick, jobs, study.sweep.parts, args.trace,
                       progress=study.sweep.progress)  # fmt: skip
             print("\n".join([*make(name, lab, args.out), ""]), flush=True)
     if len(names) > 1 and tally(rows).judged:

@@ -155,7 +155,7 @@ def load_parts(
                 what = f"{name} ({_what_is_missing(stage, file)})"
                 fallbacks.setdefault(impl, []).append(what)
             continue
-        module = _load(part, file)
+        module = load_part_file(part, file)
         chosen |= _fill(part, module)
         notes.append(f"parts: {name} {_whose(course, submission, file, impl)}")
         files.append(StudentFile(stage.key, file.path, module.__name__, part.module))
@@ -193,7 +193,8 @@ def explained(parts: Parts) -> Iterator[None]:
     except Exception as error:
         told = _stub_of(error)
         if told:
-            raise CourseError(f"something that you have not written is needed: {told}") from error
+            root = parts.root if isinstance(parts, StudentParts) else None
+            raise CourseError(_not_written(told, root)) from error
         files = parts.files if isinstance(parts, StudentParts) else ()
         story = explain(error, files)
         if story is None:
@@ -208,6 +209,19 @@ def _stub_of(error: Exception) -> str:
         return ""
     text = (message_of(inner) or str(inner)).partition("\n")[0]
     return text if stub_in(text) else ""
+
+
+def _not_written(told: str, root: Path | None) -> str:
+    """What a stub's text means to whoever ran into it. In a copy for a class it may be the
+    package's own stub, in the place of a file that nobody has written."""
+    task_id = stub_in(told)
+    if task_id is not None and is_class_copy(root):
+        course = load_course(root)
+        stage, task = course.task(task_id)
+        file = read_submission(course, stage, "mine").files[task.part]
+        if stage.closed and not file.written:
+            return _cannot_use(stage, file, "mine")
+    return f"something that you have not written is needed: {told}"
 
 
 # --------------------------------------------------------------------------- what is wished for
@@ -253,8 +267,12 @@ def _absolute(impl: str) -> str:
 
 
 # --------------------------------------------------------------------------- one part
-def _load(part: Part, file: PartFile) -> ModuleType:
-    """The student's module, whose interface is the reference's."""
+def load_part_file(part: Part, file: PartFile) -> ModuleType:
+    """The student's module, whose interface is the reference's.
+
+    Raises:
+        CourseError: it cannot be loaded, or a signature is another one.
+    """
     # Before Triton is imported, for a kernel: without a GPU it interprets them.
     os.environ.update(triton_environment(os.environ))
     module = _module(part, file)

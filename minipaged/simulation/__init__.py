@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from minipaged.config import ConfigError
+from minipaged.course.own_modules import own_modules
 from minipaged.course.student_parts import explained, load_parts
 from minipaged.options import add_parts_argument
 from minipaged.sim import metrics
@@ -67,17 +68,19 @@ def run(args: argparse.Namespace) -> int:
     if args.trace and len(rates) > 1:
         raise ConfigError(f"--trace is of one run: --rate {args.rate} asks for {len(rates)}")
     target = read_target(args)
-    parts = load_parts(args.parts, also=("metrics",))
+    parts = load_parts(args.parts, also=("metrics", *(file.part.name for file in own_modules())))
     for note in parts.notes:
         print(f"minipaged: {note}", file=sys.stderr)
+    arithmetic = parts.module(metrics.__name__)
     title = f"{find_system(args.system).title}, {target.name}"
     records: list[dict[str, Any]] = []
     attributions: dict[str, Attribution] = {}
     for rate in rates:
-        workload = build_workload(args, target.max_model_len, rate)
+        with explained(parts):
+            workload = build_workload(args, target.max_model_len, rate)
         result = _simulate(args, target, workload, parts)
         with explained(parts):
-            numbers = measurements(result, slo, percentiles, parts.module(metrics.__name__))
+            numbers = measurements(result, slo, percentiles, arithmetic)
         attributions[_label(workload, rate)] = attribute(result)
         print(f"\n{title}: {workload.name}, {workload.num_requests:,} requests\n")
         print(render_measurements(numbers), render_attribution(attribute(result)), sep="\n\n")
