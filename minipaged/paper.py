@@ -87,13 +87,14 @@ def run(args: argparse.Namespace) -> int:
     for note in parts.notes:
         print(f"minipaged: {note}", file=sys.stderr)
     own = bool(parts.files)
+    store = ResultStore(args.out / "runs.jsonl")
     study = Study(
         Sweep(
             jobs,
             "loky" if modules else args.backend,
             parts if own else None,
             # Files change under a student's hands: their results are not kept.
-            None if own else ResultStore(args.out / "runs.jsonl"),
+            None if own else store,
             progress=sys.stderr.isatty(),
         ),
         args.quick,
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if len(names) > 1 and tally(rows).judged:
         _conclude(rows)
     if "claims" in args.figures:
-        _audit(args.out, args.quick, args.write)
+        _audit(store, args.quick, args.write)
     return 0
 
 
@@ -124,8 +125,8 @@ def _named(wanted: list[str], known: Iterable[str], every: str) -> list[str]:
     return list(known) if every in wanted and (every == "all" or not found) else found
 
 
-def _audit(out: Path, quick: bool, page: Path | None) -> None:
-    findings = audit(CLAIMS, ResultStore(out / "runs.jsonl"), quick)
+def _audit(store: ResultStore, quick: bool, page: Path | None) -> None:
+    findings = audit(CLAIMS, store, quick)
     if page is not None:
         write(findings, page)
     print(render_claims(findings))
