@@ -13,6 +13,7 @@
 ``victims``         whom to preempt
 ``baseline``        what one assumes of Orca
 ``first_fit``       an allocator for it
+``drawing``         what their figures share
 ``experiments``     all of them, by name
 =================== =============================================================================
 """

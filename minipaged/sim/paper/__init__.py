@@ -15,6 +15,8 @@
 ``block_sizes``     latency over the size of blocks: figures 18b and 19b
 ``table1``          table 1
 ``fig1``, …         a module a figure: ``compute`` and ``draw``
+``claims``          what the text says, what its curves say, what ours say
+``claimed``         the claims, one by one
 ``study``           how a reproduction is run, and what a figure is
 ``figures``         all of them, by name
 ``style``           the look of the figures
