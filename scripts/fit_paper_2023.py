@@ -25,7 +25,7 @@ from statistics import fmean
 import numpy as np
 from joblib import Parallel, delayed
 
-from minipaged.executor.cost_model import PAPER_2023, Efficiency
+from minipaged.executor.cost_model import PAPER_2023, Efficiency, StepLoad
 from minipaged.sim.metrics import pooled
 from minipaged.sim.paper.jobs import Job, offered
 from minipaged.sim.paper.knees import search
@@ -39,7 +39,7 @@ PANEL = next(panel for panel in FIG12 if panel.name == "12a")
 CONTEXT = 377
 FIELDS = ("layer_seconds", "kv_bandwidth")
 #: Seconds of arrivals in each run.
-DURATION = 900.0
+DURATION = 1200.0
 ROUNDS = 2
 
 
@@ -55,8 +55,8 @@ def residuals(efficiency: Efficiency) -> np.ndarray:
     steps = []
     for point in points("fig1_right", "throughput_tok_per_s_vs_batch", "vLLM/any"):
         assert point.x is not None
-        sequence = cost.per_sequence + CONTEXT * cost.per_context_token + cost.per_token
-        ours = cost.weights + cost.step + point.x * sequence
+        batch = int(point.x)
+        ours = sum(cost.seconds(StepLoad(batch, batch, batch * CONTEXT)))
         steps.append(math.log(ours / (point.x / point.value)))
     print(f"  figure 1 {np.exp(steps).round(2)}   figure 12a {np.exp(knees).round(3)}", flush=True)
     return np.array(
