@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from minipaged.trace import TraceWriter
 
 TERMS = StepSeconds._fields
-NOTHING = StepSeconds()
 
 
 @dataclass(frozen=True)

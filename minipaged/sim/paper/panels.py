@@ -85,10 +85,10 @@ FIG12 = (
 FIG14 = (
     Panel("14a", "a. Parallel, 2 sequences", "alpaca", _TEN_MINUTES, 0.0, num_sequences=2),
     Panel("14b", "b. Parallel, 4 sequences", "alpaca", _TEN_MINUTES, 0.0, num_sequences=4),
-    Panel("14c", "c. Parallel, 6 sequences", "alpaca", _TEN_MINUTES, 60.0, num_sequences=6),
+    Panel("14c", "c. Parallel, 6 sequences", "alpaca", _TEN_MINUTES, 90.0, num_sequences=6),
     Panel("14d", "d. Beam width 2", "alpaca", _TEN_MINUTES, 0.0, num_sequences=2, beam=True),
     Panel("14e", "e. Beam width 4", "alpaca", _TEN_MINUTES, 0.0, num_sequences=4, beam=True),
-    Panel("14f", "f. Beam width 6", "alpaca", _TEN_MINUTES, 60.0, num_sequences=6, beam=True),
+    Panel("14f", "f. Beam width 6", "alpaca", _TEN_MINUTES, 90.0, num_sequences=6, beam=True),
 )
 FIG16 = tuple(
     Panel(name, title, workload, 300.0, quick, "llama-13b", systems=("orca-oracle", "vllm"))
