@@ -17,7 +17,7 @@ ORCA = ("orca-max", "orca-pow2", "orca-oracle")
 #: The highest rate that is tried, as a multiple of the highest that the paper has in a panel.
 _TOP = 1.6
 #: Of a quick study's trace.
-_LEAST_REQUESTS = 100
+_LEAST_REQUESTS = 150
 _HOUR, _QUARTER, _TEN_MINUTES = 3600.0, 900.0, 600.0
 
 
