@@ -1,6 +1,7 @@
 """The reproduction holds: figure by figure within the tolerances, or with a reason.
 
-This is the quick study. ``minipaged paper all`` does the whole one, and prints the same verdict.
+This is the quick study: all of it with ``--exhaustive``, a few figures of it in the ordinary run.
+``minipaged paper all`` does the whole one, and prints the same verdict.
 """
 
 import csv
@@ -23,12 +24,19 @@ from minipaged.sim.paper.reasons import UNKNOWN, reason
 from minipaged.sim.paper.study import Study
 from minipaged.sim.paper.sweep import Sweep
 
+#: Figures that take seconds.
+FAST = ("table1", "fig1", "fig2", "fig11", "fig19")
+
 
 @pytest.fixture(scope="module")
-def rows():
-    """Of all figures."""
+def rows(exhaustive):
+    """By figure."""
     study = Study(Sweep(workers=-1), quick=True)
-    return {name: figure.compute(study) for name, figure in FIGURES.items()}
+    return {
+        name: figure.compute(study)
+        for name, figure in FIGURES.items()
+        if exhaustive or name in FAST
+    }
 
 
 def test_enough_numbers_are_inside_their_tolerance(rows):
@@ -42,8 +50,13 @@ def test_every_miss_has_a_reason(rows):
 
 def test_what_is_to_be_judged_is_judged(rows):
     judged = {name: sum(row.judged for row in some) for name, some in rows.items()}
-    assert (judged["fig2"], judged["fig13"]) == (16, 8)
+    numbers = {"fig2": 16, "fig13": 8, "fig15": 5, "fig19": 12}
+    assert {name: judged[name] for name in numbers if name in rows} == {
+        name: number for name, number in numbers.items() if name in rows
+    }
     for name, panels in (("fig12", FIG12), ("fig14", FIG14), ("fig16", FIG16), ("fig17", FIG17)):
+        if name not in rows:
+            continue
         shown = [panel for panel in panels if panel.quick]
         fitted = sum(row.fitted for row in rows[name])
         few = sum(
@@ -53,12 +66,11 @@ def test_what_is_to_be_judged_is_judged(rows):
         assert judged[name] + fitted == expected
         assert few == {"fig12": 2, "fig14": 3}.get(name, 0)
         assert fitted == (3 if name == "fig12" else 0)
-    assert (judged["fig15"], judged["fig19"]) == (5, 12)
 
 
 def test_every_figure_can_be_drawn(rows, tmp_path):
     for name, figure in FIGURES.items():
-        if figure.draw is not None:
+        if name in rows and figure.draw is not None:
             figure.draw(rows[name], tmp_path / f"{name}.png")
             picture = imread(tmp_path / f"{name}.png")
             assert picture.shape[0] > 500
