@@ -37,7 +37,7 @@ _TOLERANCE, _TOLERANCES = (25.0, 20.0), {"fastertransformer": (40.0, 40.0)}
 _COLUMNS = 3
 _LEAST_REQUESTS = 400
 #: Curves that the cost model of the paper's machine was fitted to (scripts/fit_paper_2023.py).
-_FITTED = {("12d", system) for system in ("orca-max", "orca-pow2", "orca-oracle")}
+_FITTED = {("12a", system) for system in ("orca-max", "orca-pow2", "orca-oracle")}
 
 
 def latency_figure(name: str, title: str, panels: tuple[Panel, ...], note: str = "") -> Figure:
