@@ -28,6 +28,14 @@ ACTIVATION_BYTES = round(1.67 * GiB)
 
 MAX_TENSOR_PARALLEL = 64
 
+#: The paper's table 1: model, cards, GPU, parameters (GB), KV memory (GB), slots (thousands), as
+#: printed.
+PAPER_TABLE_1 = (
+    ("opt-13b", 1, "a100-40gb", 26.0, 12.0, 15.7),
+    ("opt-66b", 4, "a100-40gb", 132.0, 21.0, 9.7),
+    ("opt-175b", 8, "a100-80gb", 346.0, 264.0, 60.1),
+)
+
 T = TypeVar("T")
 
 

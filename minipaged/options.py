@@ -29,6 +29,17 @@ def add_parts_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_latency_arguments(group: argparse._ArgumentGroup) -> None:
+    """What is reported of latencies."""
+    group.add_argument(
+        "--slo", "--goodput", nargs="+", metavar="NAME:MS",
+        help='count requests within these bounds, as in "ttft:200 tpot:50"',
+    )  # fmt: skip
+    group.add_argument(
+        "--percentiles", default="50,90,99", metavar="P,…", help="default: %(default)s"
+    )
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the engine: model, parts, memory, scheduling."""
     cache, scheduler = CacheConfig(), SchedulerConfig()

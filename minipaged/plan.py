@@ -16,6 +16,7 @@ from types import ModuleType
 from minipaged.capacity import (
     ACTIVATION_BYTES,
     DTYPE_BYTES,
+    PAPER_TABLE_1,
     Plan,
     PlanError,
     find_gpu,
@@ -24,13 +25,15 @@ from minipaged.capacity import (
     least_tensor_parallel,
     make_plan,
 )
-from minipaged.config import CacheConfig, ConfigError, ModelConfig
+from minipaged.config import PAPER_2023_CACHE, CacheConfig, ConfigError, ModelConfig
 from minipaged.course.student_parts import default_spec, explained, load_parts
 from minipaged.hardware import GPUS, GiB, Gpu
 from minipaged.kvcache import sizing
 from minipaged.models.catalog import CATALOG
 from minipaged.scheduling import transfer_cost
 from minipaged.scheduling.machines import machine_of
+from minipaged.sim.paper.published import points
+from minipaged.text_table import align
 
 
 # --------------------------------------------------------------------------- table 1
@@ -59,15 +62,6 @@ class Table1Row:
     kslots_of_paper_kv: float
 
 
-#: model, cards, GPU, parameters (GB), KV memory (GB), slots (thousands), as the paper prints them
-PAPER_TABLE_1 = (
-    ("opt-13b", 1, "a100-40gb", 26.0, 12.0, 15.7),
-    ("opt-66b", 4, "a100-40gb", 132.0, 21.0, 9.7),
-    ("opt-175b", 8, "a100-80gb", 346.0, 264.0, 60.1),
-)
-PAPER_UTILIZATION = 0.95
-
-
 def table1(arithmetic: ModuleType = sizing) -> list[Table1Row]:
     """The paper's table 1, derived from the models' shapes and the cards' sizes.
 
@@ -76,9 +70,12 @@ def table1(arithmetic: ModuleType = sizing) -> list[Table1Row]:
     """
     rows = []
     for name, cards, gpu, params_gb, kv_gb, kslots in PAPER_TABLE_1:
-        cache = CacheConfig(gpu_memory_utilization=PAPER_UTILIZATION)
         plan = make_plan(
-            CATALOG[name], GPUS[gpu], tensor_parallel=cards, cache=cache, arithmetic=arithmetic
+            CATALOG[name],
+            GPUS[gpu],
+            tensor_parallel=cards,
+            cache=PAPER_2023_CACHE,
+            arithmetic=arithmetic,
         )
         token_bytes = plan.kv_bytes_per_token * cards
         rows.append(
@@ -99,20 +96,18 @@ def table1(arithmetic: ModuleType = sizing) -> list[Table1Row]:
 
 
 # --------------------------------------------------------------------------- preemption
-#: Figure 19a, read off the vector graphic of the paper's PDF: milliseconds to swap out, to swap in
-#: and to recompute, by block size.
-FIGURE_19A = {
-    1: (55.47, 81.97, 36.32),
-    2: (35.64, 53.63, 37.48),
-    4: (25.90, 35.14, 36.93),
-    8: (21.05, 26.05, 38.81),
-    16: (18.54, 21.61, 38.62),
-    32: (17.28, 19.28, 39.02),
-    64: (16.67, 18.24, 38.25),
-    128: (16.30, 17.57, 38.40),
-    256: (16.11, 17.30, 39.12),
-}
 FIGURE_19A_MODEL = "opt-13b"
+
+
+def figure_19a() -> dict[int, tuple[float, float, float]]:
+    """The paper's figure: milliseconds to swap out, to swap in and to recompute, by block size."""
+    series = ("Swap out", "Swap in", "Recompute")
+    curves = [points("fig19a", "ms_vs_block_size", name) for name in series]
+    return {
+        int(out.x): (out.value, back.value, again.value)
+        for out, back, again in zip(*curves)
+        if out.x is not None
+    }
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,7 @@ def preemption_costs(
         dtype=dtype,
         machine=name,
         num_tokens=num_tokens,
-        rows=[row(size) for size in FIGURE_19A],
+        rows=[row(size) for size in figure_19a()],
         crossover_block_size=costs.crossover_block_size(model, item, num_tokens, machine),
         block_size=block_size,
         crossover_tokens=costs.crossover_tokens(
@@ -227,7 +222,7 @@ def render_preemption(
             f"{costs.model} in {costs.dtype} on {costs.machine}: one sequence of "
             f"{costs.num_tokens:,} tokens, milliseconds",
             "",
-            *_align(table, right=range(len(head))),
+            *align(table, right=range(len(head))),
             "",
             "Transfers are those of one way; the cheaper is found over both, out and in.",
             f"The smallest blocks with which swapping is the cheaper: {blocks}.",
@@ -263,7 +258,7 @@ def render_plan(plan: Plan) -> str:
         ("swap", f"{plan.swap_blocks:,} blocks", f"in {gib(plan.swap_bytes)} of host memory"),
         ("sequences", f"{plan.max_sequences:,}", f"of {plan.max_model_len:,} tokens at a time"),
     ]
-    lines = [f"{plan.model} on {plan.gpu}{cards}", "", *_align(rows, right=(1,))]
+    lines = [f"{plan.model} on {plan.gpu}{cards}", "", *align(rows, right=(1,))]
     if plan.tensor_parallel > 1:
         lines += ["", "Bytes are those of one card; every card holds all blocks, with its heads."]
     if not plan.max_sequences:
@@ -300,7 +295,7 @@ def render_overview(plans: Iterable[Plan], gpu: Gpu, left_out: Sequence[str] = (
     lines = [
         f"On {gpu.name} ({gib(gpu.memory_bytes)}), bytes of one card:",
         "",
-        *_align([head, *rows], right=range(1, len(head))),
+        *align([head, *rows], right=range(1, len(head))),
     ]
     if left_out:
         lines += ["", f"Not on {gpu.name}: {', '.join(left_out)}."]
@@ -324,7 +319,7 @@ def render_table1(rows: Sequence[Table1Row]) -> str:
         [
             "Table 1 of the paper",
             "",
-            *_align(table, right=(3, 4, 5)),
+            *align(table, right=(3, 4, 5)),
             "",
             "ours: KV cache = 0.95 x memory that CUDA reports - weights - "
             f"{activations} GiB, for each card.",
@@ -341,19 +336,6 @@ def render_table1(rows: Sequence[Table1Row]) -> str:
 def _compare(paper: float, ours: float, style: str) -> tuple[str, str, str]:
     percent = round(100 * (ours - paper) / paper, 1) or 0.0
     return style.format(paper), f"{ours:.2f}", f"{percent:+.1f} %"
-
-
-def _align(rows: Sequence[Sequence[str]], right: Iterable[int]) -> list[str]:
-    """Columns as wide as their widest entry, two spaces apart."""
-    to_the_right = set(right)
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join(
-            cell.rjust(width) if at in to_the_right else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 # --------------------------------------------------------------------------- command line
@@ -437,7 +419,7 @@ def _preemption(args: argparse.Namespace, costs: ModuleType) -> tuple[object, st
         model = CATALOG[FIGURE_19A_MODEL]
         machine, name = transfer_cost.A100_2023, "the paper's A100"
         found = preemption_costs(model, machine, name, block_size=block_size, costs=costs)
-        return asdict(found), render_preemption(found, FIGURE_19A)
+        return asdict(found), render_preemption(found, figure_19a())
     gpu = find_gpu(args.gpu)
     machine = machine_of(gpu, None if args.link is None else args.link * 1e9)
     name = f"{gpu.name}, {machine.swap_out.bytes_per_s / 1e9:.3g} GB/s to host memory"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minipaged.config import CacheConfig
 from minipaged.course.student_parts import explained, load_parts
 from minipaged.errors import RequestError
-from minipaged.options import add_parts_argument
+from minipaged.options import add_latency_arguments, add_parts_argument
 from minipaged.sim.wishes import parse_percentiles, parse_rates, parse_slo
 from minipaged.sim.workloads.checks import require_positive
 
@@ -51,13 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--burstiness", type=float, default=1.0, metavar="SHAPE",
         help="of gamma arrivals; 1: Poisson, below 1 they come in bursts (default: %(default)g)",
     )  # fmt: skip
-    group.add_argument(
-        "--slo", "--goodput", nargs="+", metavar="NAME:MS",
-        help='count requests within these bounds, as in "ttft:200 tpot:50"',
-    )  # fmt: skip
-    group.add_argument(
-        "--percentiles", default="50,90,99", metavar="P,…", help="default: %(default)s"
-    )
+    add_latency_arguments(group)
     group.add_argument(
         "--calibrate", metavar="FILE",
         help="measure how long steps take, and write the terms for `minipaged sim --cost FILE`; "

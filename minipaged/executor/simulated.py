@@ -79,9 +79,8 @@ class PaddedExecutor(SimulatedExecutor):
         self._columns = 0
 
     def load(self, plan: StepPlan) -> StepLoad:
-        rows = sum(len(span.token_ids) for span in plan.spans if span.start == 0)
-        if rows:  # a new batch
-            prompts = [span for span in plan.spans if span.start == 0]
+        prompts = [span for span in plan.spans if span.start == 0]
+        if prompts:  # a new batch
             self._rows = len(prompts)
             self._columns = max(len(span.token_ids) for span in prompts)
             tokens = self._rows * self._columns

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from minipaged.capacity import find_gpu, find_model, make_plan
+from minipaged.capacity import PAPER_TABLE_1, find_gpu, find_model, make_plan
 from minipaged.config import PAPER_2023_CACHE, CacheConfig, ConfigError, SchedulerConfig
 from minipaged.engine import Engine
 from minipaged.executor.cost_model import (
@@ -88,9 +88,7 @@ class Deployment:
 
 #: Where the paper's models run (table 1; LLaMA-13B in section 6.4 on the card of OPT-13B).
 PAPER_DEPLOYMENTS = {
-    "opt-13b": Deployment("opt-13b", "a100-40gb", 1),
-    "opt-66b": Deployment("opt-66b", "a100-40gb", 4),
-    "opt-175b": Deployment("opt-175b", "a100-80gb", 8),
+    **{model: Deployment(model, gpu, cards) for model, cards, gpu, *_ in PAPER_TABLE_1},
     "llama-13b": Deployment("llama-13b", "a100-40gb", 1),
 }
 

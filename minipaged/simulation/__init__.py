@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from minipaged.config import ConfigError
 from minipaged.course.own_modules import own_modules
 from minipaged.course.student_parts import explained, load_parts
-from minipaged.options import add_parts_argument
+from minipaged.options import add_latency_arguments, add_parts_argument
 from minipaged.sim import metrics
 from minipaged.sim.attribution import RULE, Attribution, attribute
 from minipaged.sim.report import (
@@ -44,13 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_system_arguments(parser)
     add_parts_argument(parser)
     group = parser.add_argument_group("report")
-    group.add_argument(
-        "--slo", "--goodput", nargs="+", metavar="NAME:MS",
-        help='count requests within these bounds, as in "ttft:200 tpot:50"',
-    )  # fmt: skip
-    group.add_argument(
-        "--percentiles", default="50,90,99", metavar="P,…", help="default: %(default)s"
-    )
+    add_latency_arguments(group)
     group.add_argument("--json", metavar="FILE", help="write the numbers, under vLLM's names")
     group.add_argument(
         "--save-detailed", action="store_true", help="with each request's times in the JSON file"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # is a module or package of minipaged, or several that belong together.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("config", "sampling_params", "hardware", "device"),
+    ("config", "sampling_params", "hardware", "device", "text_table"),
     ("sequence",),
     ("contracts", "outputs", "trace"),
     ("attention", "audit", "invariants", "viz"),

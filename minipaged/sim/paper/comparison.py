@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from minipaged.sim.paper.reasons import reason
+from minipaged.text_table import align
 
 Verdict = Literal["", "fitted", "inside", "outside", "far outside"]
 
@@ -143,7 +144,7 @@ def render(title: str, rows: Sequence[Row]) -> str:
     spread = any(row.spread for row in shown)
     head = ["quantity", "series", "x", "paper", "ours", "error", *["over seeds"][:spread], ""]
     table = [head, *(_line(row, spread) for row in shown)]
-    lines = [title, "", *_align(table, left=(0, 1, len(head) - 1)), ""]
+    lines = [title, "", *align(table, right=range(2, len(head) - 1)), ""]
     notes = dict.fromkeys(row.note for row in rows if row.note)
     lines += [f"* {note}" for note in notes]
     for row in shown:
@@ -180,14 +181,3 @@ def _number(number: float | None) -> str:
 
 def _cell(number: float | None) -> str:
     return "" if number is None else f"{number:.6g}"
-
-
-def _align(table: Sequence[Sequence[str]], left: Sequence[int]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table)]
-    return [
-        "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in table
-    ]
